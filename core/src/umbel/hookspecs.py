@@ -1,0 +1,233 @@
+"""The contract between the core and its backends: the hooks, and the values that they exchange.
+
+A backend is a module (or object) whose functions are marked with `hookimpl`, found through the
+entry point group `umbel`; the entry's name is the backend's name. It declares `UMBEL_API = 1`.
+A question about a device goes to the owner of that device only; every hook but `devices` may be
+left out where a default is named. All hooks take keyword arguments and may accept fewer than
+are listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import numpy as np
+import pluggy
+
+if TYPE_CHECKING:
+    from umbel.gguf.types import DType
+    from umbel.graph import Operation, Tensor
+
+UMBEL_API = 1
+GROUP = "umbel"
+
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+@attrs.frozen
+class Device:
+    """One piece of hardware that could compute. `name` is `backend:index`."""
+
+    name: str
+    description: str
+    priority: int  # host 0, Neural Engine 50, native CPU 100, NPU 200; `auto` takes the highest
+    simulated: bool = False  # true for a development tool: `auto` never takes it
+
+    @property
+    def backend(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def index(self) -> int:
+        return int(self.name.partition(":")[2] or 0)
+
+
+@attrs.frozen
+class DeviceInfo:
+    """What an open device told of itself."""
+
+    memory_total: int = 0  # bytes; 0 = unknown
+    memory_free: int = 0
+    compute_dtype: str = "f32"  # intermediates live in this dtype
+    token_buckets: tuple[int, ...] = ()  # the only token counts a step may have; () = any
+    length_buckets: tuple[int, ...] = ()  # the only KV lengths; () = multiples of 256
+    opaque: bool = False  # a compiler: memory only for a split's inputs, outputs and state
+    details: Mapping[str, object] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Option:
+    """An option of a backend, given as `-O backend.name=value`."""
+
+    name: str
+    help: str
+    default: object = None
+    parse: Callable[[str], object] = str  # raises ValueError on a bad value
+    choices: tuple[str, ...] = ()
+
+
+class Buffer(Protocol):
+    """A piece of a device's memory. Everything is ordered after the device's earlier work."""
+
+    nbytes: int
+
+    @property
+    def handle(self) -> Any:
+        """An address, or the backend's own object."""
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """A copy of those bytes (uint8)."""
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Puts the bytes of `data` (C order) at `offset`."""
+
+    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
+        """Copies from another device's buffer; False: the core stages through the host."""
+
+    def map(self, mode: str) -> np.ndarray:
+        """The memory itself as uint8, for `r` or `rw`; only where the type is `is_host`."""
+
+
+class BufferType(Protocol):
+    """How memory lives on a device."""
+
+    alignment: int
+    max_size: int  # of one buffer, bytes
+    is_host: bool  # the host can touch it (`Buffer.map`)
+    separate: bool  # one allocation per tensor instead of a shared arena
+    in_place: bool  # outputs may take the memory of inputs
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes that `tensor` needs, with whatever padding the device wants."""
+
+    def readable_by(self, device: Device) -> bool:
+        """Whether `device` can use this memory without a copy."""
+
+    def accepts(self, dtype: DType) -> DType:
+        """`dtype` itself, or what a weight of that dtype becomes at load."""
+
+    def allocate(self, nbytes: int, usage: str) -> Buffer:
+        """Memory for `usage` "state", "input" or "compute"; `OutOfMemoryError` when full."""
+
+    def store(self, tensor: Tensor, array: np.ndarray) -> Buffer:
+        """Weight memory that holds `array` (as the file maps it); may keep, repack or
+        upload."""
+
+
+@attrs.frozen(eq=False)
+class Slot:
+    """Where a tensor's storage lies."""
+
+    buffer: Buffer
+    offset: int = 0
+
+
+@attrs.frozen(eq=False)
+class SplitGraph:
+    """What one device computes in one go. Immutable, so that it can be compiled once by `uid`.
+
+    Every tensor of `nodes` and their inputs has its storage in `slots` (an opaque device: only
+    `inputs`, `outputs` and state).
+    """
+
+    uid: int
+    nodes: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]  # leaves, and results of other splits
+    outputs: tuple[Tensor, ...]  # what other splits or the host read, and writes to state
+    slots: Mapping[Tensor, Slot]
+
+
+@attrs.frozen
+class Kernel:
+    """A kernel that one plugin brings for another's device; `run` is of that owner's kernel
+    type."""
+
+    operation: str
+    supported: Callable[[Tensor], str | None]
+    run: object
+
+
+@hookspec
+def devices() -> Sequence[Device]:  # type: ignore[empty-body]
+    """What is here? Cheap: touches no vendor library."""
+
+
+@hookspec
+def open(  # type: ignore[empty-body]
+    device: Device, options: Mapping[str, object], kernels: Sequence[Kernel]
+) -> DeviceInfo:
+    """Makes the device usable; may load libraries and probe. `DeviceError` says why not."""
+
+
+@hookspec
+def close(device: Device) -> None:
+    """Gives everything back. Default: nothing."""
+
+
+@hookspec
+def buffer_type(device: Device) -> BufferType:  # type: ignore[empty-body]
+    """How memory lives on the open device. Asked once."""
+
+
+@hookspec
+def op_supported(device: Device, node: Tensor) -> str | None:
+    """None: the device runs this node, with these dtypes and shapes; else the reason why
+    not."""
+
+
+@hookspec
+def graph_compute(device: Device, graph: SplitGraph) -> None:
+    """Runs the whole split; may return before it is done. The only call in the token loop."""
+
+
+@hookspec
+def sync(device: Device) -> None:
+    """Waits for the device; raises what went wrong. Default: nothing to wait for."""
+
+
+@hookspec
+def forget(device: Device, uid: int) -> None:
+    """Drops what was compiled for that split. Default: nothing."""
+
+
+@hookspec
+def cancel(device: Device) -> None:
+    """Stops the running split between two of its steps; from any thread. Default: nothing."""
+
+
+@hookspec
+def options() -> Sequence[Option]:  # type: ignore[empty-body]
+    """The options that this backend's `open` understands. Default: none."""
+
+
+@hookspec
+def status(device: Device) -> Mapping[str, object]:  # type: ignore[empty-body]
+    """Health of the device, for `umbel devices`; from any thread. Default: empty."""
+
+
+@hookspec
+def doctor() -> Sequence[str]:  # type: ignore[empty-body]
+    """Findings about this machine, needing no device; each says what to do. Default: none."""
+
+
+@hookspec
+def commands(cli: Any) -> None:
+    """Adds `umbel <backend> ...` to the argparse sub-parsers `cli`. Default: none."""
+
+
+@hookspec
+def ops() -> Sequence[Operation]:  # type: ignore[empty-body]
+    """New operations. Default: none."""
+
+
+@hookspec
+def architectures() -> Sequence[Any]:  # type: ignore[empty-body]
+    """New model architectures (`umbel.models.Architecture`). Default: none."""
+
+
+@hookspec
+def kernels(device: Device) -> Sequence[Kernel]:  # type: ignore[empty-body]
+    """Kernels for somebody else's device, handed to its owner's `open`. Default: none."""
