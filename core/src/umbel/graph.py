@@ -52,6 +52,7 @@ class Operation:
     infer(*inputs, **attrs) -> Spec            raises GraphError; inputs are Tensors
     reference(*arrays, **attrs) -> array       NumPy, float32 in and out (integers as they are)
     decompose(builder, node, dtype) -> Tensor  the same from simpler operations, safe in `dtype`
+    rows_form(builder, node, dtype) -> RowsForm  the same without a write to state
     vjp(builder, node, gradient) -> Tensors    the gradients of the inputs
     """
 
@@ -59,6 +60,7 @@ class Operation:
     infer: Callable[..., Spec]
     reference: Callable[..., np.ndarray]
     decompose: Callable[[Builder, Tensor, DType], Tensor] | None = None
+    rows_form: Callable[[Builder, Tensor, DType], RowsForm] | None = None
     vjp: Callable[[Builder, Tensor, Tensor], Sequence[Tensor | None]] | None = None
     view: bool = False  # the result is a window on input 0: nothing is computed
     writes: bool = False  # the result is input 0 itself, changed in place
@@ -134,6 +136,14 @@ def contiguous(shape: Shape, dtype: DType) -> tuple[int, ...]:
 
 
 @attrs.frozen(eq=False)
+class RowsForm:
+    """An operation on state for a device that cannot scatter: the plan writes the rows later."""
+
+    result: Tensor
+    writes: tuple[tuple[Tensor, Tensor, Tensor], ...]  # (state, new rows, row numbers)
+
+
+@attrs.frozen(eq=False)
 class Graph:
     """Tensors in order of computation; what must be readable afterwards is in `outputs`.
 
@@ -173,23 +183,29 @@ class Builder:
         return partial(self.apply, op)
 
     def apply(
-        self, op: Operation, *inputs: Tensor | None, name: str = "", **attributes: Any
+        self,
+        op: Operation,
+        *inputs: Tensor | None,
+        name: str = "",
+        stored_as: DType | None = None,
+        **attributes: Any,
     ) -> Tensor:
-        """The result of `op`; trailing inputs that are None are left out."""
+        """The result of `op`; trailing inputs that are None are left out.
+
+        `stored_as` keeps the result in another float dtype than the shape rule says.
+        """
         given = _drop_trailing(inputs)
-        key = (op.name, *map(id, given), tuple(sorted(attributes.items())))
+        key = (op.name, *map(id, given), tuple(sorted(attributes.items())), stored_as)
         known = self._known.get(key)
         if known is not None and not op.writes:
             return known
         spec = op.infer(*given, **attributes)
         base = given[0].storage if op.view or op.writes else None
-        offset = spec.offset
-        if base is not None:
-            offset += given[0].offset
+        offset = spec.offset + given[0].offset if base is not None else 0
         strides = given[0].strides if op.writes else spec.strides or ()
         node = Tensor(
             shape=spec.shape,
-            dtype=spec.dtype,
+            dtype=stored_as or spec.dtype,
             name=name,
             op=op,
             inputs=given,

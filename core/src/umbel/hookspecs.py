@@ -54,6 +54,7 @@ class DeviceInfo:
     compute_dtype: str = "f32"  # intermediates live in this dtype
     token_buckets: tuple[int, ...] = ()  # the only token counts a step may have; () = any
     length_buckets: tuple[int, ...] = ()  # the only KV lengths; () = multiples of 256
+    reads_host: bool = False  # uses plain host memory without a copy
     opaque: bool = False  # a compiler: memory only for a split's inputs, outputs and state
     details: Mapping[str, object] = attrs.field(factory=dict)
 

@@ -1,7 +1,7 @@
 """The data types of tensors, named and numbered as GGUF does.
 
-The `gguf` package is the source of these numbers; importing it costs a quarter of a second, so they stand
-here as a table and a test holds the table against the package.
+The `gguf` package is the source of these numbers; importing it costs a quarter of a second, so
+they stand here as a table and a test holds the table against the package.
 """
 
 from __future__ import annotations

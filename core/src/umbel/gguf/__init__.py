@@ -1,0 +1,23 @@
+"""GGUF files: bytes to checked metadata and mapped tensors, and the number formats in them.
+
+>>> with umbel.gguf.open("model.gguf") as file:
+...     layers = file.get("llama.block_count", int)
+...     weights = file.array("token_embd.weight")
+"""
+
+from umbel.gguf.file import GGUFFile
+from umbel.gguf.file import open_file as open  # noqa: A004 (read as gguf.open, like gzip.open)
+from umbel.gguf.header import TensorInfo
+from umbel.gguf.types import BY_NAME, BY_NUMBER, DType
+from umbel.gguf.values import Metadata, Value
+
+__all__ = [
+    "BY_NAME",
+    "BY_NUMBER",
+    "DType",
+    "GGUFFile",
+    "Metadata",
+    "TensorInfo",
+    "Value",
+    "open",
+]

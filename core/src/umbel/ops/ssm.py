@@ -1,0 +1,125 @@
+"""State space models: the causal convolution and the selective scan of Mamba.
+
+ssm_scan serves both papers (arXiv 2312.00752 and 2405.21060): H heads of P channels with N
+states each, B and C shared by the heads of a group. Mamba 1 has one channel per head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from umbel.gguf.types import F32, DType
+from umbel.graph import Builder, Operation, Shape, Spec, Tensor
+from umbel.ops.elementwise import softplus
+from umbel.ops.rules import Array, is_index, is_number, need
+from umbel.ops.shape import contiguous_copy
+
+_SCAN_EXPECTED = (
+    "state (slots, H, P, N), x (S, T, H, P), dt (S, T, H), A (H, N) or (H, 1), "
+    "B and C (S, T, G, N), ids (S,) i32, H a multiple of G"
+)
+
+
+def _infer_ssm_conv(sx: Tensor, kernel: Tensor) -> Spec:
+    fits = (len(sx.shape), len(kernel.shape)) == (3, 2) and sx.shape[1] == kernel.shape[0]
+    fits = fits and is_number(sx) and is_number(kernel)
+    fits = fits and 1 <= kernel.shape[1] <= sx.shape[2] + 1
+    need(fits, "ssm_conv", "sx (S, C, K-1+T), kernel (C, K)", sx, kernel)
+    seqs, channels, length = sx.shape
+    return Spec((seqs, length - kernel.shape[1] + 1, channels), F32)
+
+
+def _infer_ssm_scan(*inputs: Tensor) -> Spec:
+    ranks = tuple(len(t.shape) for t in inputs) == (4, 4, 3, 2, 4, 4, 1)
+    need(ranks, "ssm_scan", _SCAN_EXPECTED, *inputs)
+    state, x, dt, a, b, c, ids = inputs
+    (seqs, tokens, heads, size), (groups, n) = x.shape, b.shape[2:]
+    shapes = ((heads, size, n), (seqs, tokens, heads), (seqs, tokens, groups, n), (seqs,))
+    fits = (state.shape[1:], dt.shape, b.shape, ids.shape) == shapes and c.shape == b.shape
+    fits = fits and a.shape in ((heads, n), (heads, 1)) and groups > 0 and heads % groups == 0
+    fits = fits and is_index(ids) and all(map(is_number, inputs[:6]))
+    need(fits, "ssm_scan", _SCAN_EXPECTED, *inputs)
+    return Spec((seqs * heads * size * (tokens + n),), F32)
+
+
+def ssm_conv(sx: Array, kernel: Array) -> Array:
+    windows = np.lib.stride_tricks.sliding_window_view(sx, kernel.shape[1], axis=2)
+    return np.einsum("sctk,ck->stc", windows, kernel)
+
+
+def ssm_scan(
+    state: Array, x: Array, dt: Array, a: Array, b: Array, c: Array, ids: Array
+) -> Array:
+    """The outputs (S, T, H, P) and after them the final states (S, H, P, N), flat."""
+    seqs, tokens, heads, size = x.shape
+    groups, n = b.shape[2:]
+    shape = (seqs, groups, heads // groups, size)
+    out = np.empty(x.size + seqs * heads * size * n, np.float32)
+    y = out[: x.size].reshape(seqs, tokens, *shape[1:])
+    h = out[x.size :].reshape(*shape, n)
+    h[...] = state[ids].reshape(h.shape)
+    dt = softplus(dt)
+    xdt = (x * dt[..., None]).reshape(*y.shape, 1)
+    dt = dt.reshape(seqs, tokens, *shape[1:3], 1, 1)
+    a = a.reshape(*shape[1:3], 1, a.shape[1])
+    for t in range(tokens):
+        h *= np.exp(dt[:, t] * a)
+        h += xdt[:, t] * b[:, t, :, None, None]
+        y[:, t] = np.matmul(h, c[:, t, :, None, :, None])[..., 0]
+    return out
+
+
+def _ssm_conv_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
+    sx, kernel = node.inputs
+    parts = []
+    for k in range(kernel.shape[1]):
+        window = build.view(sx, axis=2, start=k, stop=k + node.shape[1])  # (S, C, T)
+        parts.append(build.mul(window, build.view(kernel, axis=1, start=k, stop=k + 1)))
+    total = parts[0]
+    for part in parts[1:]:
+        total = build.add(total, part)
+    return contiguous_copy(build, build.permute(total, axes=(0, 2, 1)))
+
+
+def _step(build: Builder, x: Tensor, t: int, shape: Shape) -> Tensor:
+    """What `x` (S, T, ...) holds for token `t`, as `shape`."""
+    part = build.view(x, axis=1, start=t, stop=t + 1)
+    return build.reshape(contiguous_copy(build, part), shape=shape)
+
+
+def _joined(build: Builder, parts: list[Tensor]) -> Tensor:
+    """All parts along axis 1; by halves, so that each is copied only log2 T times."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return build.concat(_joined(build, parts[:half]), _joined(build, parts[half:]), axis=1)
+
+
+def _ssm_scan_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
+    """One step after the other: h = exp(dt A) h + dt x B, y = h C."""
+    state, x, dt, a, b, c, ids = node.inputs
+    (seqs, tokens, heads, size), (groups, n) = x.shape, b.shape[2:]
+    flat = build.reshape(state, shape=(state.shape[0], heads * size * n))
+    h = build.reshape(build.get_rows(flat, ids), shape=(seqs, heads, size, n))
+    dt = build.softplus(dt)
+    a = build.reshape(a, shape=(1, heads, 1, a.shape[1]))
+    outputs = []
+    for t in range(tokens):
+        dt_t = _step(build, dt, t, (seqs, heads, 1, 1))
+        x_t = build.mul(_step(build, x, t, (seqs, heads, size, 1)), dt_t)
+        wide = build.repeat(dt_t, shape=(seqs, heads, 1, a.shape[3]))
+        h = build.mul(h, build.exp(build.mul(wide, a)))
+        # a product over one value is the outer product, and it hands B to a group's heads
+        h = build.add(h, build.mul_mat(_step(build, b, t, (seqs, groups, n, 1)), x_t))
+        y = build.mul_mat(_step(build, c, t, (seqs, groups, 1, n)), h)  # (S, H, P, 1)
+        outputs.append(build.reshape(y, shape=(seqs, 1, heads, size)))
+    end = build.reshape(h, shape=(-1,))
+    if not outputs:
+        return end
+    return build.concat(build.reshape(_joined(build, outputs), shape=(-1,)), end, axis=0)
+
+
+OPS = (
+    Operation("ssm_conv", _infer_ssm_conv, ssm_conv, _ssm_conv_parts),
+    Operation("ssm_scan", _infer_ssm_scan, ssm_scan, _ssm_scan_parts),
+)

@@ -1,0 +1,10 @@
+"""Graph to plan: place, decompose, split, allocate, run."""
+
+from __future__ import annotations
+
+from umbel.plan.memory import Arenas, States, Weights
+from umbel.plan.place import Placer
+from umbel.plan.plan import Plan, make
+from umbel.plan.target import Target
+
+__all__ = ["Arenas", "Placer", "Plan", "States", "Target", "Weights", "make"]

@@ -1,0 +1,8 @@
+"""What a sequence leaves behind: KV cells and recurrent states, shared, rewound, saved."""
+
+from __future__ import annotations
+
+from umbel.state.cache import Cache, Mark, Sequence, Taken
+from umbel.state.pool import Pool
+
+__all__ = ["Cache", "Mark", "Pool", "Sequence", "Taken"]

@@ -1,0 +1,172 @@
+"""Sequences and the places that hold their state, behind one interface for all kinds of model.
+
+A step reads old places and writes new ones; they become the sequence's own only when the step
+has succeeded. So a failed or cancelled step changes nothing, and a fork costs a reference
+count.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from umbel.state.pool import Pool
+
+NONE = np.empty(0, np.int32)
+ZERO_SLOT = 1  # the recurrent state before the first token; slot 0 is scratch
+SNAPSHOTS = 4  # recurrent states a sequence keeps to be rewound to
+
+
+@attrs.define(eq=False)
+class Sequence:
+    """The tokens whose state is known; the position of a token is its index."""
+
+    tokens: list[int] = attrs.field(factory=list)
+    cells: np.ndarray = attrs.field(factory=NONE.copy)  # one a token, where there is a KV cache
+    slot: int = ZERO_SLOT
+    snapshots: list[tuple[int, int]] = attrs.field(factory=list)  # (number of tokens, slot)
+    shifts: int = 0  # how often the context was shifted
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@attrs.frozen
+class Taken:
+    """Places that a step will write."""
+
+    cells: np.ndarray
+    slot: int
+
+
+@attrs.frozen
+class Mark:
+    """A point that a sequence can go back to."""
+
+    tokens: int
+    slot: int
+
+
+class Cache:
+    """Hands out places to sequences; `cells` or `slots` is None where the model has none."""
+
+    def __init__(self, cells: Pool | None, slots: Pool | None) -> None:
+        self.cells = cells
+        self.slots = slots
+
+    # a step
+
+    def begin(self, sequence: Sequence, n: int) -> Taken:
+        """Places for `n` more tokens; `ContextFullError` when there are none."""
+        cells = NONE
+        if self.cells is not None:
+            after = int(sequence.cells[-1]) if len(sequence.cells) else 0
+            cells = self.cells.take(n, after)
+        try:
+            slot = int(self.slots.take(1)[0]) if self.slots is not None else ZERO_SLOT
+        except Exception:
+            self._drop_cells(cells)
+            raise
+        return Taken(cells, slot)
+
+    def commit(self, sequence: Sequence, tokens: list[int], taken: Taken) -> None:
+        """The step has succeeded: what it wrote is the sequence's."""
+        sequence.tokens += tokens
+        sequence.cells = np.concatenate([sequence.cells, taken.cells])
+        self._drop_slot(sequence.slot)
+        sequence.slot = taken.slot
+
+    def abort(self, taken: Taken) -> None:
+        """The step has failed: what it wrote is nobody's."""
+        self._drop_cells(taken.cells)
+        self._drop_slot(taken.slot)
+
+    # sequences
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A second sequence with the same past, which both share."""
+        if self.cells is not None:
+            self.cells.keep(sequence.cells)
+        for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
+            self._keep_slot(slot)
+        return attrs.evolve(
+            sequence,
+            tokens=list(sequence.tokens),
+            cells=sequence.cells.copy(),
+            snapshots=list(sequence.snapshots),
+        )
+
+    def close(self, sequence: Sequence) -> None:
+        """Gives everything back; closing twice is harmless."""
+        self._drop_cells(sequence.cells)
+        self._drop_slot(sequence.slot)
+        for _, slot in sequence.snapshots:
+            self._drop_slot(slot)
+        sequence.tokens, sequence.cells = [], NONE.copy()
+        sequence.slot, sequence.snapshots = ZERO_SLOT, []
+
+    def snapshot(self, sequence: Sequence) -> None:
+        """Remembers the recurrent state of now; the oldest memory goes when there are many."""
+        here = len(sequence)
+        if self.slots is None or not here or any(n == here for n, _ in sequence.snapshots):
+            return
+        self._keep_slot(sequence.slot)
+        sequence.snapshots.append((here, sequence.slot))
+        if len(sequence.snapshots) > SNAPSHOTS:
+            self._drop_slot(sequence.snapshots.pop(0)[1])
+
+    def rewind(self, sequence: Sequence, n: int) -> int:
+        """Forgets the tokens from `n` on, and more where there is no state; says what is left.
+
+        A recurrent state goes back to a snapshot, or to nothing: the caller prefills the rest.
+        """
+        n = max(0, min(n, len(sequence)))
+        if n == len(sequence):
+            return n
+        if self.slots is not None:
+            kept = [s for s in sequence.snapshots if s[0] <= n]
+            for _, slot in sequence.snapshots[len(kept) :]:
+                self._drop_slot(slot)
+            sequence.snapshots = kept
+            self._drop_slot(sequence.slot)
+            n, sequence.slot = kept[-1] if kept else (0, ZERO_SLOT)
+            self._keep_slot(sequence.slot)
+        self._drop_cells(sequence.cells[n:])
+        sequence.cells = sequence.cells[:n].copy()
+        del sequence.tokens[n:]
+        return n
+
+    def mark(self, sequence: Sequence) -> Mark:
+        """Holds the state of now until `release`, or until `restore` goes back to it."""
+        self._keep_slot(sequence.slot)
+        return Mark(len(sequence), sequence.slot)
+
+    def restore(self, sequence: Sequence, mark: Mark) -> None:
+        """Undoes the steps since `mark`."""
+        self._drop_slot(sequence.slot)
+        sequence.slot = mark.slot
+        if self.cells is not None:
+            self._drop_cells(sequence.cells[mark.tokens :])
+            sequence.cells = sequence.cells[: mark.tokens].copy()
+        del sequence.tokens[mark.tokens :]
+
+    def release(self, mark: Mark) -> None:
+        self._drop_slot(mark.slot)
+
+    def drop_span(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Forgets the tokens of a span in the middle; the caller mends what follows."""
+        self._drop_cells(sequence.cells[start:stop])
+        sequence.cells = np.concatenate([sequence.cells[:start], sequence.cells[stop:]])
+        del sequence.tokens[start:stop]
+
+    def _drop_cells(self, cells: np.ndarray) -> None:
+        if self.cells is not None and len(cells):
+            self.cells.drop(cells)
+
+    def _keep_slot(self, slot: int) -> None:
+        if self.slots is not None and slot > ZERO_SLOT:
+            self.slots.keep(np.array([slot]))
+
+    def _drop_slot(self, slot: int) -> None:
+        if self.slots is not None and slot > ZERO_SLOT:
+            self.slots.drop(np.array([slot]))

@@ -1,0 +1,70 @@
+"""Numbered places (cells of a KV cache, slots of recurrent state) with reference counts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from umbel.errors import ContextFullError
+
+
+class Pool:
+    """Places `first` to `n - 1`; the ones before are reserved and never handed out.
+
+    What a place holds is never changed while it is taken, so that sequences can share it: a
+    place is free again when the last of its users has dropped it.
+    """
+
+    def __init__(self, n: int, first: int, what: str) -> None:
+        self.what = what
+        self.references = np.zeros(n, np.int32)
+        self.references[:first] = 1
+
+    @property
+    def free(self) -> int:
+        return int(np.count_nonzero(self.references == 0))
+
+    def take(self, n: int, after: int = 0) -> np.ndarray:
+        """`n` free places (int32, rising), side by side where possible: best just past `after`.
+
+        Raises `ContextFullError` when there are not so many.
+        """
+        if self.free < n:
+            msg = f"there are no free {self.what} left"
+            do = "close sessions, or load the model with a larger ctx or parallel"
+            raise ContextFullError(msg, expected=n, got=self.free, do=do)
+        places = self._following(n, after) if after else None
+        if places is None:
+            places = self._fresh(n)
+        self.references[places] = 1
+        return places
+
+    def _following(self, n: int, after: int) -> np.ndarray | None:
+        places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
+        fits = after + n < len(self.references) and not self.references[places].any()
+        return places if fits else None
+
+    def _fresh(self, n: int) -> np.ndarray:
+        """From the longest free stretch; from its middle, if what stands before may grow."""
+        free = np.flatnonzero(self.references == 0).astype(np.int32)
+        if not n:
+            return free[:0]
+        breaks = np.flatnonzero(np.diff(free) != 1) + 1
+        stretches = np.split(free, breaks)
+        longest = max(stretches, key=len)
+        if len(longest) < n:
+            return free[:n]
+        half = len(longest) // 2
+        grows = longest[0] > 1 and self.references[longest[0] - 1] and len(longest) - half >= n
+        start = half if grows and len(stretches[0]) < len(self.references) - 2 else 0
+        return longest[start : start + n]
+
+    def keep(self, places: np.ndarray) -> None:
+        """One more user."""
+        self.references[places] += 1
+
+    def drop(self, places: np.ndarray) -> None:
+        """One user fewer."""
+        self.references[places] -= 1
+
+    def shared(self, places: np.ndarray) -> bool:
+        return bool((self.references[places] > 1).any())

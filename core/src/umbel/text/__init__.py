@@ -1,0 +1,12 @@
+"""Text to tokens and back, and chat templates.
+
+>>> tokenizer = umbel.text.load_tokenizer(file.metadata, where=str(file.path))
+>>> tokenizer.decode(tokenizer.encode("Hello"))
+'Hello'
+"""
+
+from umbel.text.load import load_tokenizer
+from umbel.text.stream import StreamDecoder
+from umbel.text.tokenizer import Tokenizer
+
+__all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]

@@ -1,0 +1,76 @@
+"""WordPiece ("bert"): cleaned words, each cut into the longest tokens from its start.
+
+Reference: Devlin et al., "BERT" (2019), the tokenization of its release. In GGUF a token that
+starts a word has U+2581 before it, and one that goes on has no "##".
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from functools import cached_property
+
+import attrs
+import regex
+
+from umbel.text.bpe import remember
+from umbel.text.vocab import SPACE, Vocab, to_bytes
+
+LONGEST_WORD = 100  # a longer one is unknown as a whole
+
+_DROPPED = regex.compile(r"(?V1)[\ufffd[\p{C}--[\t\n\r]]]")
+_MARKS = regex.compile(r"\p{Mn}+")
+_ALONE = (  # signs, and the ideographs of Chinese
+    r"\p{P}$+<=>\^`|~\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
+    r"\U0002a700-\U0002b81f\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
+)
+_WORDS = regex.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
+
+
+@attrs.frozen(eq=False)
+class WordPieces:
+    """Text to ids by the longest match; a word with a rest is one unknown token."""
+
+    vocab: Vocab
+    lower: bool
+    strip_accents: bool
+    space_prefix: bool = True
+
+    def encode(self, text: str, starts: bool) -> list[int]:
+        encode = self._remembered
+        return [i for word in self.words(text) for i in encode(word)]
+
+    def text_of(self, token: str) -> bytes:
+        return to_bytes(token.replace(SPACE, " "))
+
+    def words(self, text: str) -> list[str]:
+        text = _DROPPED.sub("", text)
+        if self.strip_accents:
+            text = _MARKS.sub("", unicodedata.normalize("NFD", text))
+        if self.lower:
+            text = "".join(map(str.lower, text))  # by character: no final sigma
+        found: list[str] = _WORDS.findall(text)
+        return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.vocab.plain), default=0)
+
+    @cached_property
+    def _remembered(self) -> Callable[[str], tuple[int, ...]]:
+        return remember(self._encode_word)
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        unknown = (self.vocab.unknown(to_bytes(word)),)
+        if len(word) > LONGEST_WORD:
+            return unknown
+        rest, out = SPACE + word, []
+        while rest:
+            for n in range(min(len(rest), self._longest), 0, -1):
+                if rest[:n] in self.vocab.plain:
+                    break
+            else:
+                return unknown
+            out.append(self.vocab.plain[rest[:n]])
+            rest = rest[n:]
+        return tuple(out)
