@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from umbel.sampling import Sampler, Settings, filters
+from umbel.sampling import Sampler, Settings, chain, filters
 
 VOCAB = 300
 
@@ -174,6 +174,15 @@ def test_chain_is_its_definition(chain, grid):
     chances = np.random.Generator(np.random.PCG64(99))
     for logits in rows(25, grid=grid):
         assert plain_sample(logits, settings, chances.random()) == sampler.sample(logits)
+
+
+@pytest.mark.parametrize(
+    ("chance", "position"), [(0.0, 1), (0.49, 1), (0.5, 3), (1 - 2**-53, 3)]
+)
+def test_draw_of_the_impossible(chance, position):
+    """No random number falls on a candidate whose probability is too small for a float."""
+    scores = np.array([-2000.0, 0.0, -2000.0, 0.0, -2000.0])
+    assert position == chain.Choice(np.arange(5), scores, [], (), chance).draw()
 
 
 def test_order_counts():

@@ -87,6 +87,7 @@ def test_penalties_without_history():
         ([2, 3, 4, 1, 2, 3], {4: 1.0}),
         ([3, 4, 1, 2, 3], {}),  # a run of one is allowed
         ([1, 1, 1, 1], {1: 2.0}),
+        ([1, 2, 4, 3, 2, 4, 1, 2], {4: 1.0}),  # the longest of the runs counts
         ([2, 3, 4, 1, 2, 3, 5, 1, 2, 3], {4: 1.0, 5: 2.0}),
     ],
 )

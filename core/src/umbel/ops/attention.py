@@ -59,7 +59,7 @@ def _infer_flash_attn_ext(
     how, inputs = Attention(**attributes), (q, k, v, *others)
     ranks = len(q.shape) == len(k.shape) == len(v.shape) == 4 and len(others) <= 2
     need(ranks, "flash_attn_ext", _FLASH_EXPECTED, *inputs)
-    (seqs, heads, tokens, _), (_, kv_heads, cells, size) = q.shape, k.shape
+    (seqs, heads, tokens, _), (kv_heads, cells) = q.shape, k.shape[1:3]
     need_float("flash_attn_ext", q)
     fits = k.shape == (seqs, kv_heads, cells, q.shape[3])
     fits = fits and v.shape[:3] == k.shape[:3] and kv_heads > 0 and heads % kv_heads == 0
@@ -210,6 +210,7 @@ def decompose_without_scatter(build: Builder, node: Tensor, dtype: DType) -> Row
 
     The last T entries of a row of `table` are this step's own cells in order, so the rows
     that are not in the caches yet come last; the caller writes them at `cells` after the step.
+    They are attended to before a narrower cache has rounded them.
     """
     _, k, v, k_cache, v_cache, cells, table, *_ = node.inputs
     seqs, tokens = k.shape[:2]

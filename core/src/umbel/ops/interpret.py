@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from umbel.errors import GraphError
+from umbel.gguf.quants import dequantise
 from umbel.gguf.types import F32, DType
 from umbel.graph import Graph, Operation, Role, Tensor
 from umbel.ops.elementwise import cast
@@ -25,12 +26,13 @@ def evaluate(
 ) -> list[Array]:
     """The values of the outputs; state among `feeds` is changed in place.
 
-    Quantised tensors are fed as their bytes. With another `dtype` every value on the way is
-    rounded to it, which is what a device computing in that dtype does at best.
+    Quantised tensors are fed as their bytes, as `GGUFFile.array` gives them. With another
+    `dtype` every value on the way is rounded to it, which is the best that a device computing
+    in that dtype can do.
     """
     graph = wanted if isinstance(wanted, Graph) else _graph(tuple(wanted))
     run = _Run(feeds, dtype)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         for node in graph.nodes:
             run.compute(node)
         return [run.as_stored(t) for t in graph.outputs]
@@ -57,7 +59,6 @@ class _Run:
         self.feeds = feeds
         self.dtype = dtype
         self.stored: dict[Tensor, Array] = {}
-        self.read: dict[Tensor, Array] = {}
 
     def compute(self, node: Tensor) -> None:
         op = node.op
@@ -94,8 +95,6 @@ class _Run:
             return values
         if values.dtype.kind == "f":
             return values.astype(np.float32)
-        from umbel.gguf.quants import dequantise
-
         return dequantise(values, t.dtype)
 
 

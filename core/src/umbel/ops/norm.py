@@ -82,18 +82,12 @@ def _unit(build: Builder, x: Tensor, eps: float, dtype: DType, centred: bool) ->
     return build.div(y, build.sqrt(build.add(_mean_square(build, y), little)))
 
 
-def _rms_norm_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    x, *weight = node.inputs
-    y = _unit(build, x, node.attrs["eps"], dtype, centred=False)
-    return build.mul(y, weight[0]) if weight else y
-
-
-def _norm_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    x, *others = node.inputs
-    y = _unit(build, x, node.attrs["eps"], dtype, centred=True)
-    if others:
-        y = build.mul(y, others[0])
-    return build.add(y, others[1]) if len(others) > 1 else y
+def _norm_parts(centred: bool, build: Builder, node: Tensor, dtype: DType) -> Tensor:
+    x, *weight_and_bias = node.inputs
+    y = _unit(build, x, node.attrs["eps"], dtype, centred)
+    for combine, t in zip((build.mul, build.add), weight_and_bias, strict=False):
+        y = combine(y, t)
+    return y
 
 
 def _l2_norm_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
@@ -110,7 +104,9 @@ def _l2_norm_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
 
 
 OPS = (
-    Operation("rms_norm", partial(_infer, "rms_norm", 1), rms_norm, _rms_norm_parts),
-    Operation("norm", partial(_infer, "norm", 2), norm, _norm_parts),
+    Operation(
+        "rms_norm", partial(_infer, "rms_norm", 1), rms_norm, partial(_norm_parts, False)
+    ),
+    Operation("norm", partial(_infer, "norm", 2), norm, partial(_norm_parts, True)),
     Operation("l2_norm", partial(_infer, "l2_norm", 0), l2_norm, _l2_norm_parts),
 )

@@ -69,7 +69,6 @@ def _infer_rope(
     return Spec(x.shape, x.dtype)
 
 
-@lru_cache(maxsize=64)
 def _per_position(how: Frequencies) -> tuple[Array, float]:
     """The angle of each pair per position, and what cosines and sines are multiplied by."""
     pair = np.arange(how.n_dims // 2)
@@ -83,15 +82,21 @@ def _per_position(how: Frequencies) -> tuple[Array, float]:
     return mixed, how.attn_factor * (1 + 0.1 * math.log(1 / how.freq_scale))
 
 
-def rope_cos_sin(positions: Array, *factors: Array, **attributes: Any) -> Array:
-    frequency, size = _per_position(Frequencies(**attributes))
+@lru_cache(maxsize=4)
+def _table(how: Frequencies, positions: bytes, *factors: bytes) -> Array:
+    """What all layers of a step share; hence it is kept, and read only."""
+    frequency, size = _per_position(how)
     for f in factors:
-        frequency = frequency / f
-    angle = positions[:, None] * frequency
-    table = np.empty((2, *angle.shape), np.float32)
-    np.multiply(np.cos(angle), size, out=table[0], casting="same_kind")
-    np.multiply(np.sin(angle), size, out=table[1], casting="same_kind")
+        frequency = frequency / np.frombuffer(f, np.float32)
+    angle = np.frombuffer(positions, np.int32)[:, None] * frequency
+    table = np.array((np.cos(angle) * size, np.sin(angle) * size), np.float32)
+    table.flags.writeable = False
     return table
+
+
+def rope_cos_sin(positions: Array, *factors: Array, **attributes: Any) -> Array:
+    data = (np.asarray(f, np.float32).tobytes() for f in factors)
+    return _table(Frequencies(**attributes), np.asarray(positions, np.int32).tobytes(), *data)
 
 
 def rope(x: Array, positions: Array, *factors: Array, mode: str, **attributes: Any) -> Array:

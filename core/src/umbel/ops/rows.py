@@ -75,8 +75,7 @@ def get_rows(a: Array, ids: Array) -> Array:
 
 
 def set_rows(dst: Array, src: Array, ids: Array) -> Array:
-    with np.errstate(over="ignore"):  # float16 of what does not fit is inf
-        dst[ids] = quantise(src, Q8_0) if dst.dtype == np.uint8 else src
+    dst[ids] = quantise(src, Q8_0) if dst.dtype == np.uint8 else src
     return dst
 
 

@@ -43,8 +43,11 @@ def _infer_ssm_scan(*inputs: Tensor) -> Spec:
 
 
 def ssm_conv(sx: Array, kernel: Array) -> Array:
-    windows = np.lib.stride_tricks.sliding_window_view(sx, kernel.shape[1], axis=2)
-    return np.einsum("sctk,ck->stc", windows, kernel)
+    tokens = sx.shape[2] - kernel.shape[1] + 1
+    out = np.zeros((sx.shape[0], tokens, sx.shape[1]), np.float32)
+    for k, weight in enumerate(kernel.T):
+        out += sx[:, :, k : k + tokens].swapaxes(1, 2) * weight
+    return out
 
 
 def ssm_scan(
@@ -55,17 +58,18 @@ def ssm_scan(
     groups, n = b.shape[2:]
     shape = (seqs, groups, heads // groups, size)
     out = np.empty(x.size + seqs * heads * size * n, np.float32)
-    y = out[: x.size].reshape(seqs, tokens, *shape[1:])
+    y = out[: x.size].reshape(seqs, tokens, groups, heads // groups * size, 1)
     h = out[x.size :].reshape(*shape, n)
     h[...] = state[ids].reshape(h.shape)
+    flat = h.reshape(seqs, groups, heads // groups * size, n)
     dt = softplus(dt)
-    xdt = (x * dt[..., None]).reshape(*y.shape, 1)
+    xdt = (x * dt[..., None]).reshape(seqs, tokens, *shape[1:], 1)
     dt = dt.reshape(seqs, tokens, *shape[1:3], 1, 1)
     a = a.reshape(*shape[1:3], 1, a.shape[1])
     for t in range(tokens):
         h *= np.exp(dt[:, t] * a)
         h += xdt[:, t] * b[:, t, :, None, None]
-        y[:, t] = np.matmul(h, c[:, t, :, None, :, None])[..., 0]
+        np.matmul(flat, c[:, t, :, :, None], out=y[:, t])
     return out
 
 

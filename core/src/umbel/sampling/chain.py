@@ -64,8 +64,8 @@ def active(s: Settings) -> tuple[str, ...]:
     """The samplers that have something to do under these settings, in the order asked for."""
     penalise = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1, 0, 0)
     on = {
-        "penalties": penalise and s.penalty_last_n != 0,
-        "dry": s.dry_multiplier > 0 and s.dry_last_n != 0,
+        "penalties": penalise,
+        "dry": s.dry_multiplier > 0,
         "temperature": not s.greedy,
     }
     filtering = not (s.greedy or s.mirostat)

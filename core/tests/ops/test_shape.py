@@ -1,0 +1,144 @@
+"""Views: values through NumPy, and the strides and offsets that a backend would use."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.errors import GraphError
+from umbel.gguf.types import F32, Q8_0
+from umbel.graph import Builder, Role
+from umbel.ops import OPS, evaluate
+
+
+def through_strides(node, memory):
+    """What a backend reads: base, offset and strides."""
+    return np.ndarray(node.shape, node.dtype.numpy, memory.tobytes(), node.offset, node.strides)
+
+
+def made(shape):
+    build = Builder(OPS)
+    return build, build.leaf(Role.INPUT, "x", shape, F32)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_chains_of_views(data):
+    """Strides and offset of any chain of views address what NumPy's views hold."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4)))
+    build, node = made(shape)
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    feeds = {node: values}
+    for _ in range(data.draw(st.integers(1, 5))):
+        kind = data.draw(st.sampled_from(["permute", "transpose", "view", "reshape"]))
+        if kind == "permute":
+            axes = data.draw(st.permutations(range(len(node.shape))))
+            node = build.permute(node, axes=tuple(axes))
+        elif kind == "transpose":
+            node = build.transpose(node) if len(node.shape) > 1 else node
+        elif kind == "view":
+            axis = data.draw(st.integers(0, len(node.shape) - 1))
+            start = data.draw(st.integers(0, node.shape[axis]))
+            stop = data.draw(st.integers(start, node.shape[axis]))
+            node = build.view(node, axis=axis, start=start, stop=stop)
+        elif node.is_contiguous and node.size:
+            node = build.reshape(node, shape=(-1, node.shape[-1]))
+    (expected,) = evaluate([node], feeds)
+    assert expected.tolist() == through_strides(node, values).tolist()
+    if node.op is not None:
+        assert node.storage.name == "x"
+        if node.size:
+            assert node.is_contiguous == expected.flags.c_contiguous
+
+
+def test_permutation_that_moves_nothing_is_contiguous():
+    """In a decode step heads and the single token swap places without a copy."""
+    build, x = made((1, 8, 1, 4))
+    turned = build.permute(x, axes=(0, 2, 1, 3))
+    assert turned.is_contiguous
+    assert build.reshape(turned, shape=(1, 32)).shape == (1, 32)
+
+
+def test_reshape_refused():
+    """A reshape needs contiguous values, as many as before, and one open axis at most."""
+    build, x = made((4, 6))
+    for shape in ((5, 5), (-1, -1), (-1, 5), (-2, -12)):
+        with pytest.raises(GraphError, match="reshape") as caught:
+            build.reshape(x, shape=shape)
+        assert str(list(shape)) in caught.value.got
+    with pytest.raises(GraphError, match="reshape"):
+        build.reshape(build.transpose(x), shape=(24,))
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("permute", {"axes": (0, 0)}),
+        ("permute", {"axes": (0,)}),
+        ("view", {"axis": 2, "start": 0, "stop": 1}),
+        ("view", {"axis": -1, "start": 0, "stop": 1}),
+        ("view", {"axis": 0, "start": 2, "stop": 1}),
+        ("view", {"axis": 0, "start": 0, "stop": 5}),
+        ("repeat", {"shape": (4, 7)}),
+        ("repeat", {"shape": (4,)}),
+    ],
+)
+def test_refused(op, attributes):
+    """Axes and bounds that do not exist are refused by name."""
+    build, x = made((4, 6))
+    with pytest.raises(GraphError, match=op):
+        build.apply(OPS[op], x, **attributes)
+
+
+def test_quantised_views():
+    """A quantised tensor is cut along leading axes only: a block cannot be divided."""
+    build = Builder(OPS)
+    w = build.leaf(Role.WEIGHT, "w", (4, 3, 64), Q8_0)
+    part = build.view(w, axis=0, start=1, stop=3)
+    assert (part.shape, part.offset) == ((2, 3, 64), 3 * 68)
+    assert build.permute(w, axes=(1, 0, 2)).strides == (68, 204, 34)
+    assert build.reshape(w, shape=(12, 64)).strides == (68, 34)
+    for node in (
+        lambda: build.view(w, axis=2, start=0, stop=32),
+        lambda: build.permute(w, axes=(0, 2, 1)),
+        lambda: build.transpose(w),
+        lambda: build.cont(w),
+        lambda: build.concat(w, w, axis=0),
+        lambda: build.repeat(w, shape=(8, 3, 64)),
+    ):
+        with pytest.raises(GraphError):
+            node()
+
+
+def test_views_of_views_share_the_first_memory():
+    """The base is what owns the memory, the offset counts from its start."""
+    build, x = made((4, 6))
+    part = build.view(build.view(x, axis=0, start=1, stop=4), axis=1, start=2, stop=5)
+    assert (part.base, part.offset, part.strides) == (x, 24 + 8, (24, 4))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_concat(ops, normal, axis):
+    """Concatenation along each axis, also with nothing."""
+    a = normal(2, 3, 4)
+    b = normal(*(n + (i == axis) for i, n in enumerate(a.shape)))
+    none = a.take([], axis)
+    actual = ops.reference("concat", a, b, axis=axis)
+    assert [a.tolist(), b.tolist()] == [
+        t.tolist() for t in np.split(actual, [a.shape[axis]], axis)
+    ]
+    assert ops.reference("concat", none, a, axis=axis).tolist() == a.tolist()
+    with pytest.raises(GraphError, match="concat"):
+        ops.reference("concat", a, b, axis=(axis + 1) % 3)
+
+
+def test_concat_refuses_two_dtypes(ops, normal):
+    """Both parts have one dtype."""
+    with pytest.raises(GraphError, match="concat"):
+        ops.reference("concat", normal(2), np.zeros(2, np.int32), axis=0)
+
+
+def test_repeat(ops):
+    """repeat tiles: index i of the result is index i modulo the length."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    actual = ops.reference("repeat", x, shape=(4, 9))
+    assert all(actual[i, j] == x[i % 2, j % 3] for i in range(4) for j in range(9))
