@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from umbel import gguf
 from umbel.graph import MASKED, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape, architecture
@@ -50,16 +49,17 @@ class Runner:
                 array[slot] = 0
         return Sequence(slot)
 
-    def step(self, batch: list[tuple[Sequence, Any]]) -> np.ndarray:
-        """The results (sequences, tokens, n) after the next tokens of each sequence."""
+    def step(self, batch: list[tuple[Sequence, Any]], rows: Any = None) -> np.ndarray:
+        """The results after the next tokens of each sequence: (sequences, tokens, n), or
+        those of some rows: (rows, n)."""
         tokens, count = len(batch[0][1]), len(batch)
         pooled = self.definition.architecture.pooled
         longest = max(len(s.cells) for s, _ in batch) + tokens
-        shape = StepShape(
-            tokens, count, tokens if pooled else longest + PADDING, tokens * count
-        )
+        asked = np.arange(tokens * count) if rows is None else np.array(rows)
+        kv_length = tokens if pooled else longest + PADDING
+        shape = StepShape(tokens, count, kv_length, len(asked))
         model = self.definition.graph(shape, self.state_shape)
-        values = self._inputs(model.inputs, batch, shape)
+        values = self._inputs(model.inputs, batch, shape) | {"out_ids": asked.astype(np.int32)}
         feeds = {t: values[name] for name, t in model.inputs.items()}
         feeds |= {t: self._state(t) for t in model.states.values()}
         for t in model.graph.leaves(Role.WEIGHT):
@@ -68,7 +68,7 @@ class Runner:
         for i, (sequence, _) in enumerate(batch):
             self.free_slots.append(sequence.slot)
             sequence.slot = int(values["state_out"][i])
-        return output.reshape(count, tokens, -1)
+        return output.reshape(count, tokens, -1) if rows is None else output
 
     def _state(self, t: Tensor) -> np.ndarray:
         # Scratch is poisoned: cell 0 must never be looked at.
@@ -95,7 +95,6 @@ class Runner:
         values = {
             "tokens": np.concatenate([ids for _, ids in batch]),
             "positions": positions.ravel(),
-            "out_ids": np.arange(step.n),
             "cells": np.array(new),
             "table": table,
             "state_in": np.array([s.slot for s, _ in batch]),
@@ -167,3 +166,63 @@ def oracle() -> Callable[[str], dict[str, np.ndarray]]:
             return dict(arrays)
 
     return loaded
+
+
+def _add_value(writer: Any, key: str, value: Any) -> None:
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    add[type(value)](key, value)
+
+
+def write_gguf(path: Path, keys: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A file of these keys and tensors: arrays, or (bytes, number of their type)."""
+    import gguf as package
+
+    writer = package.GGUFWriter(path, keys["general.architecture"])
+    for key, value in keys.items():
+        if key != "general.architecture":
+            _add_value(writer, key, value)
+    for name, tensor in tensors.items():
+        array, number = tensor if isinstance(tensor, tuple) else (tensor, 0)
+        kind = package.GGMLQuantizationType(number)
+        writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """A new file from keys and tensors."""
+    return lambda keys, tensors: write_gguf(tmp_path / "new.gguf", keys, tensors)
+
+
+@pytest.fixture
+def rewrite(tmp_path: Path) -> Callable[..., Path]:
+    """A model of the oracle folder with other keys (without the prefix) or tensors.
+
+    None takes one away; a text as a tensor copies the tensor of that name.
+    """
+
+    def rewritten(name: str, keys: Any = None, tensors: Any = None) -> Path:
+        with gguf.open(ORACLES / f"{name}.gguf") as file:
+            arch = file.get("general.architecture", str)
+            changed = {f"{arch}.{key}": value for key, value in (keys or {}).items()}
+            new_keys = {k: v for k, v in file.metadata.items() if "tokenizer" not in k}
+            new_keys = {k: v for k, v in (new_keys | changed).items() if v is not None}
+            old = {t.name: (file.array(t.name), t.dtype.number) for t in file.tensors.values()}
+            new = old | {
+                k: old[v] if isinstance(v, str) else v for k, v in (tensors or {}).items()
+            }
+            new = {k: v for k, v in new.items() if v is not None}
+            path = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.gguf"
+            return write_gguf(path, new_keys, new)
+
+    return rewritten

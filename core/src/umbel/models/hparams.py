@@ -7,12 +7,19 @@ only is read in that architecture's file.
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import NoReturn, TypeAlias, TypeVar
 
 import attrs
 
 from umbel.errors import ModelFormatError, UnsupportedModelError
 from umbel.gguf import GGUFFile
+
+T = TypeVar("T")
+# `Meta` has methods of these names, which hide the types in its signatures.
+Int: TypeAlias = int
+Float: TypeAlias = float
+Str: TypeAlias = str
+Bool: TypeAlias = bool
 
 
 @attrs.frozen
@@ -56,44 +63,45 @@ class Meta:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        self.arch: str = file.get("general.architecture", str)
+        self.arch = file.get("general.architecture", str)
 
-    def int(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+    def int(self, key: Str, default: Int | None = None, *, least: Int = 0) -> Int:
         value = self._get(key, int, default)
         if value < least:
             self.refuse(key, f"{least} or more", value)
-        return int(value)
+        return value
 
-    def float(self, key: str, default: float | None = None) -> float:
-        return float(self._get(key, float, default))
+    def float(self, key: Str, default: Float | None = None) -> Float:
+        return self._get(key, float, default)
 
-    def str(self, key: str, default: str | None = None) -> str:
-        return str(self._get(key, str, default))
+    def str(self, key: Str, default: Str | None = None) -> Str:
+        return self._get(key, str, default)
 
-    def bool(self, key: str, default: bool) -> bool:
-        return bool(self._get(key, bool, default))
+    def bool(self, key: Str, default: Bool) -> Bool:
+        return self._get(key, bool, default)
 
-    def has(self, key: str) -> bool:
+    def has(self, key: Str) -> Bool:
         return f"{self.arch}.{key}" in self.file.metadata
 
-    def per_layer(self, key: str, n: int, default: int | None = None) -> tuple[int, ...]:
+    def per_layer(self, key: Str, n: Int, default: Int | None = None) -> tuple[Int, ...]:
         """A number for each layer: the file holds one for all, or an array of them."""
         value = self.file.metadata.get(f"{self.arch}.{key}")
         if not isinstance(value, list):
             return (self.int(key, default),) * n
-        if len(value) != n or not all(isinstance(v, int) and v >= 0 for v in value):
+        numbers = tuple(int(v) for v in value if isinstance(v, int))  # a bool is 0 or 1
+        if not n == len(value) == len(numbers) or min(numbers, default=0) < 0:
             self.refuse(key, f"{n} numbers, one for each layer", value)
-        return tuple(int(v) for v in value)  # type: ignore[arg-type]
+        return numbers
 
-    def refuse(self, key: str, expected: str, got: object) -> NoReturn:
+    def refuse(self, key: Str, expected: Str, got: object) -> NoReturn:
         msg = f"the metadata key {self.arch}.{key} has a value that cannot be"
         raise ModelFormatError(msg, where=self.file.path, expected=expected, got=got)
 
-    def _get(self, key: str, kind: type, default: object) -> object:
+    def _get(self, key: Str, kind: type[T], default: T | None) -> T:
         full = f"{self.arch}.{key}"
-        return (
-            self.file.get(full, kind) if default is None else self.file.get(full, kind, default)
-        )
+        if default is None:
+            return self.file.get(full, kind)
+        return self.file.get(full, kind, default)
 
 
 def read_hparams(meta: Meta) -> Hparams:

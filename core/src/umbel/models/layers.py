@@ -105,6 +105,8 @@ def experts(b: ModelBuilder, i: int, x: Tensor, meta: Meta, *, normalised: bool)
     """
     hp, p = b.hparams, f"blk.{i}."
     count, used = meta.int("expert_count"), meta.int("expert_used_count", least=1)
+    if used > count:
+        meta.refuse("expert_used_count", f"at most expert_count ({count})", used)
     n, n_embd = x.shape
     n_ff = meta.int("expert_feed_forward_length", hp.n_ff[i] // used)
     probs = b.soft_max(b.linear(x, p + "ffn_gate_inp", count))  # (N, count)
