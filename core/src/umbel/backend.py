@@ -156,8 +156,10 @@ def _adapt(caller: pluggy.HookCaller, impl: pluggy.HookImpl) -> Callable[..., An
     names = (*impl.argnames, *impl.kwargnames)
     if names == places:
         return function
-    taken = [(name, places.index(name)) for name in names if name in places]
-    return lambda *args: function(**{name: args[i] for name, i in taken})
+    wanted = ", ".join(f"{name}={name}" for name in names if name in places)
+    text = f"lambda {', '.join(places)}: function({wanted})"  # names of our own specification
+    adapted: Callable[..., Any] = eval(text, {"function": function})  # as fast as by hand
+    return adapted
 
 
 def _guard(

@@ -296,10 +296,11 @@ class Plugins:
 
     def _record(self, source: Source, occasion: str, error: BaseException) -> None:
         """Keeps the first fault of an occasion: a step that fails may be tried for ever."""
-        reason = f"{occasion}: {one_line(error)}"
-        detail = "".join(traceback.format_exception(error))
-        fault = Fault(source.name, source.distribution, source.version, reason, detail)
-        self._faults.setdefault((source, occasion), fault)
+        if (source, occasion) not in self._faults:
+            reason = f"{occasion}: {one_line(error)}"
+            detail = "".join(traceback.format_exception(error))
+            fault = Fault(source.name, source.distribution, source.version, reason, detail)
+            self._faults[source, occasion] = fault
 
     def _raise_fault_of(self, name: str) -> None:
         for fault in self.faults:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
 
-from umbel.errors import CancelledError, ContextFullError, DeviceError, OptionError
+from umbel.batch import Feeds
+from umbel.errors import ContextFullError, DeviceError, OptionError
 from umbel.gguf.types import BY_NAME
-from umbel.graph import MASKED, Graph, Role, Tensor
+from umbel.graph import Graph, Role, Tensor
 from umbel.models import ModelDefinition, ModelGraph, StateShape, StepShape
 from umbel.plan import Arenas, Placer, Plan, States, Target, Weights, make
 from umbel.state import Cache, Pool, Taken
 from umbel.state import Sequence as Seq
+from umbel.state.shift import shift_graph
 
 log = logging.getLogger("umbel")
 
@@ -51,7 +53,6 @@ class Runner:
         self.settings = settings
         self.lock = threading.RLock()
         self._placer = Placer(self.targets, definition.ops)
-        self._cancelled = False
         self._plans: OrderedDict[StepShape, tuple[ModelGraph, Plan]] = OrderedDict()
         infos = {
             name: Tensor(info.shape, info.dtype, Role.WEIGHT, name)
@@ -75,7 +76,8 @@ class Runner:
             msg = "a KV cache cannot be stored like that"
             raise OptionError(msg, where="kv", expected="f32, f16 or q8_0", got=s.kv)
         slots = 2 + s.parallel * 8  # current, next, snapshots and marks of each sequence
-        return StateShape(1 + s.ctx * s.parallel, slots, BY_NAME[s.kv])
+        cells = 1 + s.ctx * s.parallel
+        return StateShape(cells, slots, BY_NAME[s.kv], n_ctx=s.ctx)
 
     def _prepare(self) -> Cache:
         """Places decode and the worst prefill before any weight is loaded; makes the state."""
@@ -83,8 +85,8 @@ class Runner:
         if self.definition.architecture.pooled:
             self.recurrent = False
             return Cache(None, None)
-        worst = self._padded(StepShape(min(s.ubatch, s.ctx), 1, s.ctx, 1))
-        decode = self._padded(StepShape(1, 1, s.ctx, 1))
+        worst = self.padded(StepShape(min(s.ubatch, s.ctx), 1, s.ctx, 1))
+        decode = self.padded(StepShape(1, 1, s.ctx, 1))
         graphs = [self.definition.graph(shape, self.state_shape) for shape in (decode, worst)]
         self.cache_ropes = graphs[0].cache_ropes
         states = graphs[0].states
@@ -150,7 +152,7 @@ class Runner:
             plan.forget()
         self._plans.clear()
 
-    def _padded(self, shape: StepShape) -> StepShape:
+    def padded(self, shape: StepShape) -> StepShape:
         """The shape that a plan exists for: tokens and length as the devices take them."""
         tokens, sequences = shape.tokens, shape.sequences
         if self.buckets:
@@ -162,6 +164,34 @@ class Runner:
             length = _bucket(needed, self.lengths)
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
         return StepShape(tokens, sequences, length, rows)
+
+    def shift(self, sequence: Seq, keep: int) -> int:
+        """Drops half of what follows the first `keep` tokens; says how many tokens that was.
+
+        Keys are turned to their new positions where the model has rotary positions and nobody
+        shares the cells; else what is left is prefilled again. A shifted context is another
+        context.
+        """
+        past = len(sequence)
+        dropped = (past - keep) // 2
+        if keep < 0 or dropped < 1:
+            msg = "the context cannot be shifted"
+            expected = f"keep from 0 to {max(past - 2, 0)}"
+            raise OptionError(msg, where="keep", expected=expected, got=keep)
+        cells = sequence.cells[keep + dropped :]
+        rest = sequence.tokens[keep + dropped :]
+        pool = self.cache.cells
+        turnable = not self.recurrent and pool is not None and not pool.shared(cells)
+        if not turnable or len(self.cache_ropes) * 2 < len(self.states.tensors):
+            kept = sequence.tokens[:keep]
+            left = self.cache.rewind(sequence, keep)
+            self.forward(sequence, [*kept[left:], *rest])
+        else:
+            self.cache.drop_span(sequence, keep, keep + dropped)
+            with self.lock:
+                turn_keys(self, cells, -dropped)
+        sequence.shifts += 1
+        return dropped
 
     # steps
 
@@ -178,7 +208,7 @@ class Runner:
             for piece in self.pieces(ids):
                 last = every or len(sequence) + len(piece) == mark.tokens + len(ids)
                 rows = len(piece) if every else 1
-                logits = self._step([(sequence, piece)], rows)
+                logits = self.step([(sequence, piece)], rows)
                 if last:
                     parts.append(logits)
         except BaseException:
@@ -189,7 +219,7 @@ class Runner:
 
     def decode(self, sequences: Sequence[Seq], ids: Sequence[int]) -> np.ndarray:
         """One token more for each sequence: logits (sequences, n_vocab)."""
-        return self._step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
+        return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
 
     def encode(self, ids: list[int]) -> np.ndarray:
         """Hidden states (n, n_embd) of a model that reads its whole input at once."""
@@ -226,22 +256,20 @@ class Runner:
             at += n
 
     def cancel(self) -> None:
-        """Stops the running step, from any thread."""
-        self._cancelled = True
+        """Stops the step that is running now, from any thread."""
         for target in self.targets:
             target.cancel(target.device)
 
-    def _step(self, batch: list[tuple[Seq, list[int]]], rows: int) -> np.ndarray:
-        """One step of the batch: logits (rows, n_vocab)."""
+    def step(self, batch: list[tuple[Seq, list[int]]], rows: int) -> np.ndarray:
+        """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
+
+        `rows` is the number of sequences, or that of all tokens. A failure changes nothing.
+        """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t
         asked = StepShape(t, len(batch), longest, rows)
         with self.lock:
-            if self._cancelled:
-                self._cancelled = False
-                msg = "the computation was cancelled"
-                raise CancelledError(msg)
-            model, plan = self.plan(self._padded(asked))
+            model, plan = self.plan(self.padded(asked))
             taken: list[Taken] = []
             try:
                 for sequence, ids in batch:
@@ -268,71 +296,11 @@ def _bucket(n: int, buckets: Sequence[int]) -> int:
     return min(fits)
 
 
-@attrs.frozen
-class Feeds:
-    """The inputs of a step, as the model's builder documents them."""
-
-    model: ModelGraph
-    batch: list[tuple[Seq, list[int]]]
-    taken: list[Taken]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        makers: Mapping[str, Callable[[str], np.ndarray]] = {
-            "tokens": lambda _: self._flat([ids for _, ids in self.batch]),
-            "positions": lambda _: self._flat(
-                [range(len(s), len(s) + len(ids)) for s, ids in self.batch]
-            ),
-            "cells": lambda _: self._flat([t.cells for t in self.taken]),
-            "out_ids": lambda _: self._out_ids(),
-            "table": lambda _: self._table(),
-            "mask": self._mask,
-            "state_in": lambda _: self._slots([s.slot for s, _ in self.batch]),
-            "state_out": lambda _: self._slots([t.slot for t in self.taken]),
-        }
-        return {name: makers[name.partition(":")[0]](name) for name in self.model.inputs}
-
-    def _flat(self, rows: Sequence[Sequence[int] | np.ndarray | range]) -> np.ndarray:
-        """(sequences, tokens) of int32, flat; padding is 0."""
-        step = self.model.step
-        out = np.zeros((step.sequences, step.tokens), np.int32)
-        for row, values in zip(out, rows, strict=False):
-            row[: len(values)] = values
-        return out.reshape(-1)
-
-    def _slots(self, slots: list[int]) -> np.ndarray:
-        out = np.zeros(self.model.step.sequences, np.int32)
-        out[: len(slots)] = slots
-        return out
-
-    def _out_ids(self) -> np.ndarray:
-        step = self.model.step
-        n = len(self.batch[0][1])
-        if step.rows >= step.n and step.n > 1:
-            return np.arange(step.rows, dtype=np.int32)
-        last = np.arange(step.rows, dtype=np.int32) * step.tokens
-        return last + (n - 1)
-
-    def _table(self) -> np.ndarray:
-        step = self.model.step
-        out = np.zeros((step.sequences, step.kv_length), np.int32)
-        own = step.kv_length - step.tokens
-        for row, (sequence, ids), taken in zip(out, self.batch, self.taken, strict=False):
-            row[own - len(sequence) : own] = sequence.cells
-            row[own : own + len(ids)] = taken.cells
-        return out
-
-    def _mask(self, name: str) -> np.ndarray:
-        """0 where a token may look: not ahead, not out of its window, not at padding."""
-        step = self.model.step
-        window = int(name.partition(":")[2] or 0)
-        out = np.full((step.sequences, 1, step.tokens, step.kv_length), MASKED, np.float32)
-        own = step.kv_length - step.tokens
-        for rows, (sequence, ids) in zip(out[:, 0], self.batch, strict=False):
-            past = len(sequence)
-            looked_at = np.arange(-past, len(ids))
-            looking = np.arange(len(ids))[:, None]
-            seen = looked_at <= looking
-            if window:
-                seen &= looking - looked_at < window
-            rows[: len(ids), own - past : own + len(ids)][seen] = 0
-        return out
+def turn_keys(runner: Runner, cells: np.ndarray, turns: int) -> None:
+    """Turns the keys of `cells` by so many positions, in place; padded to few plan sizes."""
+    n = -(-len(cells) // LENGTH) * LENGTH
+    plan = runner.make(shift_graph(runner.cache_ropes, runner.definition.ops, n))
+    padded = np.zeros(n, np.int32)
+    padded[: len(cells)] = cells
+    plan.run({"cells": padded, "turns": np.full(n, turns, np.int32)})
+    plan.forget()

@@ -1,9 +1,9 @@
 """SentencePiece's `precompiled_charsmap`: normalisation rules in a double-array trie.
 
-Layout: the size of the trie in bytes (u32), the trie, and the replacements, each ended by a zero
-byte. Reference: SentencePiece's normalizer and the darts-clone library (Yata): a unit holds a
-label in bits 0-7, "has a value" in bit 8, and an offset to its children in the bits from 10 on,
-times 256 where bit 9 is set; a value stands in the low 31 bits of the child for label 0.
+Layout: the size of the trie in bytes (u32), the trie, and the replacements, each ended by a
+zero byte. Reference: SentencePiece's normalizer and the darts-clone library (Yata). A unit has
+a label in bits 0-7, "has a value" in bit 8, and an offset to its children in the bits from 10
+on, times 256 where bit 9 is set; a value stands in the low 31 bits of the child for label 0.
 """
 
 from __future__ import annotations
@@ -37,48 +37,42 @@ class CharsMap:
 
     def normalise(self, text: bytes) -> str:
         out, i = [], 0
-        while i < len(text):
-            n, replacement = self._longest(text, i)
-            if n == 0:
-                n = _char_length(text[i])
-                replacement = text[i : i + n]
-            out.append(replacement)
-            i += n
+        try:
+            while i < len(text):
+                n, replacement = self._longest(text, i)
+                out.append(replacement)
+                i += n
+        except (IndexError, ValueError) as error:
+            msg = "the normalisation rules (precompiled_charsmap) point outside of themselves"
+            raise TokenizerError(msg, where=self.where or None, got=error) from error
         return b"".join(out).decode("utf-8", "replace")
+
+    def _longest(self, text: bytes, start: int) -> tuple[int, bytes]:
+        """The length of what the longest rule at `start` replaces, and by what.
+
+        Without a rule that is the character itself.
+        """
+        units, length, value = self._units, 0, 0
+        node = _offset(units[0])
+        for i in range(start, len(text)):
+            node ^= text[i]
+            unit = units[node]
+            if text[i] == 0 or unit & _LABEL != text[i]:
+                break
+            node ^= _offset(unit)
+            if unit >> 8 & 1:
+                length, value = i + 1 - start, units[node] & _VALUE
+        if length:
+            return length, self.replacements[value : self.replacements.index(0, value)]
+        lead = text[start]
+        length = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        return length, text[start : start + length]
 
     @cached_property
     def _units(self) -> list[int]:
         units: list[int] = np.frombuffer(self.trie, "<u4").tolist()
         return units
 
-    def _unit(self, node: int) -> int:
-        if node >= len(self._units):
-            self._broken(node)
-        return self._units[node]
-
-    def _longest(self, text: bytes, start: int) -> tuple[int, bytes]:
-        """The length of the longest rule that applies at `start`, and what replaces it."""
-        node, length, value = _offset(self._unit(0)), 0, 0
-        for i in range(start, len(text)):
-            node ^= text[i]
-            unit = self._unit(node)
-            if text[i] == 0 or unit & _LABEL != text[i]:
-                break
-            node ^= _offset(unit)
-            if unit >> 8 & 1:
-                length, value = i + 1 - start, self._unit(node) & _VALUE
-        if value >= len(self.replacements):
-            self._broken(value)
-        return length, self.replacements[value : self.replacements.index(0, value)]
-
-    def _broken(self, got: int) -> None:
-        msg = "the normalisation rules (precompiled_charsmap) point outside of themselves"
-        raise TokenizerError(msg, where=self.where or None, got=got)
-
 
 def _offset(unit: int) -> int:
     return unit >> 10 << ((unit & 1 << 9) >> 6)
-
-
-def _char_length(lead: int) -> int:
-    return 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
 from umbel.errors import TokenizerError
 
 PREFIX = "tokenizer.ggml."
+T = TypeVar("T", str, bool, int)
 
 
 @attrs.frozen
@@ -24,67 +23,43 @@ class Keys:
     def error(
         self, what: str, name: str, expected: object = None, got: object = None
     ) -> TokenizerError:
-        where = f"{self.where}: {PREFIX}{name}" if self.where else PREFIX + name
+        where = f"{self.where}: {PREFIX}{name}".removeprefix(": ")
         return TokenizerError(what, where=where, expected=expected, got=got)
 
-    def text(self, name: str) -> str | None:
-        value: str | None = self._one(name, str, "a string")
+    def get(self, name: str, default: T) -> T:
+        """The value, which must be of the default's type."""
+        value = self.metadata.get(PREFIX + name, default)
+        if type(value) is not type(default):
+            msg, expected = "the value has a wrong type", type(default).__name__
+            raise self.error(msg, name, expected, f"{type(value).__name__} {value!r:.60}")
         return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value: bool | None = self._one(name, bool, "true or false")
-        return default if value is None else value
 
     def token_id(self, name: str, count: int) -> int | None:
         """The id in `name`_token_id: one of `count` tokens, or None where there is no key."""
         key = f"{name}_token_id"
-        value: int | None = self._one(key, int, "a token id")
-        if value is not None and not 0 <= value < count:
+        if key not in self:
+            return None
+        value = self.get(key, 0)
+        if not 0 <= value < count:
             msg = "a special token is not in the vocabulary"
             raise self.error(msg, key, f"0 to {count - 1}", value)
         return value
 
-    def strings(self, name: str) -> list[str] | None:
-        values = self._array(name)
+    def array(self, name: str, kind: type, count: int | None = None) -> list[Any]:
+        """The array, which must hold values of `kind`, and `count` of them."""
+        value = self.metadata.get(PREFIX + name)
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            msg = "the value is missing" if value is None else "the value has a wrong type"
+            raise self.error(msg, name, "an array", f"{value!r:.60}")
+        values = list(value)
         # The elements of an array in GGUF are of one type: the first speaks for all.
-        if values and not isinstance(values[0], str):
-            msg = "the array does not hold strings"
-            raise self.error(msg, name, "strings", type(values[0]).__name__)
+        if values and not isinstance(values[0], kind):
+            msg = "the array has elements of a wrong type"
+            raise self.error(msg, name, kind.__name__, type(values[0]).__name__)
+        if count not in (None, len(values)):
+            msg = "the array does not have one value for each token"
+            raise self.error(msg, name, count, len(values))
         return values
 
-    def numbers(self, name: str) -> NDArray[Any] | None:
-        values = self._array(name)
-        if values is None:
-            return None
-        array = np.array(values) if values else np.zeros(0, np.int32)
-        if array.ndim != 1 or array.dtype.kind not in "iuf":
-            msg = "the array does not hold numbers"
-            raise self.error(msg, name, "numbers", array.dtype)
-        return array
-
-    def per_token(self, name: str, count: int) -> NDArray[Any] | None:
-        """The numbers in `name`, of which there must be `count`."""
-        array = self.numbers(name)
-        if array is not None and len(array) != count:
-            msg = "the array does not have one value for each token"
-            raise self.error(msg, name, count, len(array))
-        return array
-
-    def _one(self, name: str, kind: type, expected: str) -> Any:
-        value = self.metadata.get(PREFIX + name)
-        if value is not None and type(value) is not kind:
-            msg = "the value has a wrong type"
-            raise self.error(msg, name, expected, f"{type(value).__name__} {value!r:.60}")
-        return value
-
-    def _array(self, name: str) -> list[Any] | None:
-        value = self.metadata.get(PREFIX + name)
-        if value is None or isinstance(value, list):
-            return value
-        if isinstance(value, np.ndarray):
-            numbers: list[Any] = value.tolist()
-            return numbers
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            msg = "the value has a wrong type"
-            raise self.error(msg, name, "an array", f"{type(value).__name__} {value!r:.60}")
-        return list(value)
+    def __contains__(self, name: str) -> bool:
+        return PREFIX + name in self.metadata

@@ -7,15 +7,13 @@ special token, where the model says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import attrs
 import numpy as np
 
-from umbel.text.bpe import WORDS, merge, remember
-from umbel.text.pretokenizers import splitter
-from umbel.text.vocab import SPACE, Vocab, to_bytes
+from umbel.text.bpe import merge
+from umbel.text.vocab import SPACE, Vocab, to_spaces
 
 
 @attrs.frozen(eq=False)
@@ -24,30 +22,13 @@ class SentencePieces:
 
     vocab: Vocab
     space_prefix: bool
+    text_of = staticmethod(to_spaces)
 
-    def encode(self, text: str, starts: bool) -> list[int]:
+    def split(self, text: str, starts: bool) -> list[str]:
         prefix = SPACE if starts and self.space_prefix else ""
-        text = prefix + text.replace(" ", SPACE)
-        pieces = splitter((WORDS,))(text) if self.vocab.words_are_apart else [text]
-        encode = self._remembered
-        return [i for piece in pieces for i in encode(piece)]
+        return self.vocab.words(prefix + text.replace(" ", SPACE))
 
-    def text_of(self, token: str) -> bytes:
-        return to_bytes(token.replace(SPACE, " "))
-
-    @cached_property
-    def _ranks(self) -> list[int]:
-        """For each id its place by score: tokens of equal score share one."""
-        scores = self.vocab.scores
-        assert scores is not None  # read_vocab was told to ask for them
-        ranks: list[int] = np.unique(-scores, return_inverse=True)[1].tolist()
-        return ranks
-
-    @cached_property
-    def _remembered(self) -> Callable[[str], tuple[int, ...]]:
-        return remember(self._encode_piece)
-
-    def _encode_piece(self, piece: str) -> tuple[int, ...]:
+    def encode(self, piece: str) -> tuple[int, ...]:
         plain, ranks = self.vocab.plain, self._ranks
 
         def rank(left: str, right: str) -> int | None:
@@ -58,3 +39,9 @@ class SentencePieces:
         for symbol in merge(list(piece), rank):
             out += [plain[symbol]] if symbol in plain else self.vocab.spell(symbol)
         return tuple(out)
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        """For each id its place by score: tokens of equal score share one."""
+        ranks: list[int] = np.unique(-self.vocab.scores, return_inverse=True)[1].tolist()
+        return ranks

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class StreamDecoder:
     """Turns ids into text as they come.
 
-    A character whose bytes are spread over several tokens is held back until it is whole. The
-    texts that `push` and `flush` gave, joined, are what `Tokenizer.decode` makes of all the ids.
+    A character whose bytes are spread over several tokens is held back until it is whole. What
+    `push` and `flush` gave, joined, is what `Tokenizer.decode` makes of all the ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:

@@ -2,16 +2,16 @@
 
 A model file comes from strangers, so its template is hostile until it has ended. jinja2's
 `ImmutableSandboxedEnvironment` keeps it from Python's internals, but lets it run for years or
-fill the memory. Here each render has a budget, and the code that jinja2 compiles spends from it:
-at each block and turn of a loop, each call, filter, test, operator, comparison, subscript and
-output. There are no signals and no watchdogs, so it holds in any thread.
+fill the memory. Here each render has a budget, and the code that jinja2 compiles spends from
+it: at each block and turn of a loop, each call, filter, test, operator, comparison, subscript
+and output. There are no signals and no watchdogs, so it holds in any thread.
 
-Why it is enough: every value is weighed when it is made, and none may weigh more than the budget,
-so no operation costs more than the budget is large; operations whose result can outgrow their
-operands (`*`, `**`, `%`, join, replace, indent, ...) are estimated before they run; filters and
-methods that are not known to be of one of these kinds are not offered. Not interrupted are a
-primitive operation that has begun (some tenths of a second at worst) and the compilation, which
-only the size of the source bounds.
+Why it is enough: every value is weighed when it is made, and none may weigh more than the
+budget, so no operation costs more than the budget is large; operations whose result can outgrow
+their operands (`*`, `**`, `%`, join, replace, indent) are estimated before they run; filters
+and methods that are not known to be harmless are not offered (`center`, `format`, ...). Not
+interrupted are a primitive operation that has begun (some tenths of a second at worst) and the
+compilation, which only the size of the source bounds.
 
 Reference: jinja2 3.1 (`sandbox`, `compiler`); the helpers are those of Hugging Face's
 transformers, so that the prompt is the one which the model was trained on.
@@ -46,12 +46,13 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-SECONDS = 2.0  # of this thread's processor time: a busy machine does not fail a good template
-ROOM = 1 << 22  # characters and items that a render may make, beside those its input makes fair
-ROOM_PER_INPUT = 64
-SOURCE_LIMIT = 1 << 17
-_INT_BITS = 1024
-_NEEDLE = 256
+SECONDS = 1.0  # of this thread's processor time: a busy machine does not fail a good template
+ROOM = 1 << 22  # characters and items that a render may make
+SECONDS_PER_INPUT, ROOM_PER_INPUT = (
+    5e-6,
+    32,
+)  # and what each character of its input adds to them
+SOURCE_LIMIT = 1 << 16
 
 _FILTERS = """abs capitalize count d default dictsort e escape first float format groupby indent
     int items join last length list lower map max min reject rejectattr replace reverse safe
@@ -61,8 +62,10 @@ _METHODS = """capitalize changed copy count cycle endswith find get index isalnu
     removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines
     startswith strip title upper values"""
 _KNOWN_METHODS = frozenset(_METHODS.split())
-_SEARCHES = ("strip", "lstrip", "rstrip", "trim", "rfind", "rindex", "rsplit", "rpartition")
-_WIDE = re.compile(r"[%.:()<>=^+# -]\d{5}|%[-+ #.\d]*\*|\{[^{}]*\{")  # fields of unknown width
+_QUADRATIC = ("strip", "lstrip", "rstrip", "trim", "rfind", "rindex", "rsplit", "rpartition")
+_SHORT = 256
+_INT_BITS = 1024
+_WIDE_FIELD = re.compile(r"[%.()+# -]\d{5}|%[-+ #.\d]*\*")
 _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
@@ -86,10 +89,14 @@ class JsonText(dict[str, Any]):
 
 
 class _Names(Namespace):
-    """A namespace, being mutable, has no fixed weight: it may not show its content as text."""
+    """A namespace is mutable and so has no fixed weight: its content does not show as text."""
 
     def __repr__(self) -> str:
         return "<namespace>"
+
+
+def _is_slice(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
 
 
 class _Generator(CodeGenerator):
@@ -106,7 +113,7 @@ class _Generator(CodeGenerator):
             self.writeline(f"environment.spend({literal})")
         elif isinstance(node, nodes.Concat):
             call, node = "glue", nodes.Tuple(node.nodes, "load")
-        elif isinstance(node, nodes.List | nodes.Dict | nodes.Compare | nodes.Getitem):
+        elif isinstance(node, nodes.List | nodes.Dict | nodes.Compare) or _is_slice(node):
             call = "hold"
         if call:
             self.write(f"environment.{call}(")
@@ -137,10 +144,18 @@ def _finalize(context: Context, value: object) -> str:
     return str(sandbox.hold("" if value is None else str(value)))
 
 
+def _raise_exception(message: object) -> None:
+    raise RefusedError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern[:_SHORT])
+
+
 def _size(value: object) -> float:
     if isinstance(value, int | float):
         return abs(value)
-    return len(value) if isinstance(value, str | range | _CONTAINERS) else 1
+    return len(value) if isinstance(value, (str, range, *_CONTAINERS)) else 1
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -157,31 +172,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
             finalize=_finalize,
             extensions=(_Generation, "jinja2.ext.loopcontrols"),
         )
-        known: dict[str, Any] = {name: self.filters[name] for name in _FILTERS.split()}
-        known["tojson"] = self._tojson
-        self.filters = {name: self._guarded(name, known[name]) for name in known}
+        filters: dict[str, Any] = {name: self.filters[name] for name in _FILTERS.split()}
+        filters["tojson"] = self._tojson
         tests: dict[str, Any] = self.tests
+        self.filters = {name: self._guarded(name, filters[name]) for name in filters}
         self.tests = {name: self._guarded(name, tests[name]) for name in tests}
         del self.globals["lipsum"]
         self.globals["namespace"] = _Names
-        self.globals["raise_exception"] = self._raise_exception
-        self.globals["strftime_now"] = self._strftime_now
-        self.deadline = time.thread_time() + SECONDS
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
         self.weights: dict[
             int, tuple[object, int]
         ] = {}  # keeps the objects: an id stays theirs
-        self.left = self.most = float("inf")
-        self.left = self.most = ROOM + ROOM_PER_INPUT * self.weigh(dict(variables))
+        self.left = self.most = self.deadline = float("inf")
+        given = self.weigh(dict(variables))
+        self.left = self.most = ROOM + ROOM_PER_INPUT * given
+        self.deadline = time.thread_time() + SECONDS + SECONDS_PER_INPUT * given
 
     def spend(self, amount: float) -> None:
         self.left -= amount
-        self.afford(0)
-        if time.thread_time() > self.deadline:
-            raise OutOfBoundsError
-
-    def afford(self, amount: float) -> None:
-        """Refuse what would cost `amount`, before it is made."""
-        if amount > self.left:
+        if self.left < 0 or time.thread_time() > self.deadline:
             raise OutOfBoundsError
 
     def weigh(self, value: Any) -> int:
@@ -197,17 +207,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.weights[id(value)][1]
 
     def _weigh_container(self, value: Any) -> int:
-        parts = value
-        if hasattr(value, "values") or hasattr(value, "mapping"):  # a dict, or a view of one
-            mapping = getattr(value, "mapping", value)
-            parts = chain(mapping.keys(), mapping.values())
+        mapping = getattr(value, "mapping", value)  # that of a view
+        parts = chain(mapping.keys(), mapping.values()) if hasattr(mapping, "keys") else value
         weight = 8 + (len(value.text) if isinstance(value, JsonText) else 0)
+        fresh = 32 + 4 * len(value)
         for part in parts:
             weight += 1 + self.weigh(part)
-            self.spend(4 + len(part) if isinstance(part, str) else 4)
+            fresh += len(part) if isinstance(part, str) else 0
             if weight > self.most:
                 raise OutOfBoundsError
-        self.spend(32)
+        self.spend(fresh)
         return weight
 
     def hold(self, value: Any) -> Any:
@@ -226,21 +235,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if name == "replace":
             old, new = map(str, others[:2])
             return str(first).count(old) * len(new)
-        if name in _SEARCHES and any(_size(other) > _NEEDLE for other in others):
-            return float("inf")  # they are quadratic in it
         if name == "format":
-            if _WIDE.search(str(first).replace("{{", "")):
-                return float("inf")
-            return len(re.findall("[%{]", str(first))) * (10_000 + sum(map(self.weigh, others)))
-        return 0
+            fields = str(first).count("%") * (10_000 + sum(map(self.weigh, others)))
+            return float("inf") if _WIDE_FIELD.search(str(first)) else fields
+        quadratic = name in _QUADRATIC and any(_size(other) > _SHORT for other in others)
+        return float("inf") if quadratic else 0
 
-    def _foresee(
-        self, name: str, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    def _foresee(self, name: str, args: tuple[Any, ...], named: Any) -> tuple[Any, ...]:
         if name == "join":  # nobody knows yet how much a generator yields
             args = tuple(self.hold(list(a)) if isinstance(a, Iterator) else a for a in args)
         self.spend(1)
-        self.afford(self._estimate(name, *args, *named.values()))
+        if self._estimate(name, *args, *named.values()) > self.left:
+            raise OutOfBoundsError
         return args
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,10 +265,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.hold(super().call(context, obj, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
         if operator == "%" and isinstance(left, str):
             self._foresee("format", (left, right), {})
-        elif operator == "*" and not numbers:
+        elif operator == "*" and not (
+            isinstance(left, int | float) and isinstance(right, int | float)
+        ):
             self._foresee("*", (left, right), {})
         elif (
             operator == "**" and isinstance(left, int) and right * left.bit_length() > _INT_BITS
@@ -272,32 +279,29 @@ class Sandbox(ImmutableSandboxedEnvironment):
             left, right = (str(x) if isinstance(x, JsonText) else x for x in (left, right))
         return self.hold(super().call_binop(context, operator, left, right))
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self.spend(1)  # hashing the key may be work, and so may a filter over an attribute
+        return super().getitem(obj, argument)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         known = attr in _KNOWN_METHODS or not isinstance(value, BuiltinMethodType | MethodType)
         return known and super().is_safe_attribute(obj, attr, value)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        formatter = super().wrap_str_format(value)
-        return formatter and self._guarded(
-            "format", functools.partial(formatter, value.__self__)
-        )
+    def wrap_str_format(self, value: Any) -> None:
+        """`str.format` is a method like others, and not one of the known ones."""
 
     def _tojson(self, value: object, ensure_ascii: bool = False, **options: Any) -> str:
-        self.afford(_size(options.get("indent") or 0) ** 4)
+        if _size(options.get("indent") or 0) > _SHORT:
+            raise OutOfBoundsError
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, **options)
         return "".join(map(self.hold, encoder.iterencode(value)))
-
-    def _strftime_now(self, pattern: str) -> str:
-        return datetime.now().strftime(pattern[:_NEEDLE])
-
-    def _raise_exception(self, message: object) -> None:
-        raise RefusedError(str(message))
 
 
 def compile_source(source: str) -> CodeType:
     """Compile a template; what is wrong with it comes out as jinja2's or Python's own error."""
     if len(source) > SOURCE_LIMIT:
-        raise OutOfBoundsError
+        msg = f"a source of {len(source)} characters"
+        raise OutOfBoundsError(msg)
     code: Any = Sandbox({}).compile(source)
     return code  # type: ignore[no-any-return]
 

@@ -4,9 +4,9 @@ Three rules hold for all of them:
 
 * The texts of control tokens are ordinary text unless `special=True`. Those of user-defined
   tokens are always found, as the files mean it.
-* At most one BOS opens a text: where BOS is to be added and the text's own first token already
-  is BOS (a chat template wrote it, or a completion was given with it, and `special=True`), it is
-  not added again. In the same way EOS at the end.
+* At most one BOS opens a text: where BOS is to be added and the text's own first token is BOS
+  already (a chat template wrote it, or a completion was given with it; with `special=True`), it
+  is not added again. In the same way EOS at the end.
 * A text may hold any bytes: given as `bytes`, or in a `str` as Python's surrogateescape writes
   them. Half of a UTF-16 pair is no text.
 """
@@ -14,79 +14,78 @@ Three rules hold for all of them:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from numbers import Integral
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 import attrs
+import numpy as np
 
 from umbel.errors import TokenizerError
 from umbel.text.stream import StreamDecoder
 from umbel.text.vocab import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocab, to_bytes
 
 Text = str | bytes
-_BLANK = " \t\n\v\f\r"
+CACHED_PIECES = 1 << 15
+CACHED_LENGTH = 64  # longer pieces hardly come again
 
 
 class Coder(Protocol):
-    """One way of encoding: text without special tokens to ids, and a token to its text."""
+    """One way of encoding text without special tokens, and of decoding an ordinary token."""
 
     @property
     def space_prefix(self) -> bool:
         """Whether `encode` puts a space before a text: decoding takes it away again."""
 
-    def encode(self, text: str, starts: bool) -> list[int]:
-        """The ids; `starts` where nothing or a special token stands before the text."""
+    def split(self, text: str, starts: bool) -> Iterable[str]:
+        """The pieces to encode; `starts` where nothing or a special token stands before."""
 
-    def text_of(self, token: str) -> bytes: ...
+    def encode(self, piece: str, /) -> tuple[int, ...]: ...
+
+    def text_of(self, token: str, /) -> bytes: ...
 
 
 @attrs.frozen
 class Matcher:
     """Finds given texts in a text: the leftmost, and of several there the longest.
 
-    `strip_left` and `strip_right` are ids that swallow the blanks beside them.
+    The ids in `greedy` swallow the blanks that follow them.
     """
 
     ids: Mapping[str, int]
-    strip_left: frozenset[int] = frozenset()
-    strip_right: frozenset[int] = frozenset()
+    greedy: frozenset[int] = frozenset()
+
+    def split(self, text: str) -> list[str | int]:
+        """The text in order, with ids in the place of what was found."""
+        out: list[str | int] = []
+        done = 0
+        for first in self._firsts.finditer(text):
+            i = first.start()
+            found = self._longest(text, i) if i >= done else ""
+            if not found:
+                continue
+            out += [text[done:i], self.ids[found]] if done < i else [self.ids[found]]
+            done = i + len(found)
+            if self.ids[found] in self.greedy:
+                done = len(text) - len(text[done:].lstrip())
+        return [*out, text[done:]] if done < len(text) else out
+
+    def _longest(self, text: str, i: int) -> str:
+        at_i = (text[i : i + n] for n in self._lengths[text[i]])
+        return next((found for found in at_i if found in self.ids), "")
 
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
         """For each first character the lengths of the texts, the longest first."""
-        found: dict[str, set[int]] = {}
-        for text in self.ids:
-            found.setdefault(text[0], set()).add(len(text))
-        return {char: sorted(lengths, reverse=True) for char, lengths in found.items()}
+        pairs = sorted({(text[0], len(text)) for text in self.ids}, reverse=True)
+        return {char: [n for _, n in group] for char, group in groupby(pairs, itemgetter(0))}
 
     @cached_property
     def _firsts(self) -> re.Pattern[str]:
-        return re.compile("[" + "".join(map(re.escape, self._lengths)) + "]")
-
-    def split(self, text: str) -> list[str | int]:
-        """The text in order, the texts found replaced by their ids."""
-        if not self.ids:
-            return [text] if text else []
-        out: list[str | int] = []
-        done = 0
-        for start in self._firsts.finditer(text):
-            i = start.start()
-            if i < done or (n := self._match(text, i)) == 0:
-                continue
-            token = self.ids[text[i : i + n]]
-            before, done = text[done:i], i + n
-            if token in self.strip_left:
-                before = before.rstrip(_BLANK)
-            if token in self.strip_right:
-                done = len(text) - len(text[done:].lstrip(_BLANK))
-            out += [before, token] if before else [token]
-        return [*out, text[done:]] if done < len(text) else out
-
-    def _match(self, text: str, i: int) -> int:
-        lengths = (n for n in self._lengths[text[i]] if text[i : i + n] in self.ids)
-        return next(lengths, 0)
+        # Without texts: a pattern that matches nowhere.
+        return re.compile("|".join(map(re.escape, self._lengths)) or r"(?!)")
 
 
 @attrs.frozen(eq=False)
@@ -97,6 +96,12 @@ class Tokenizer:
     coder: Coder
     model: str  # "bpe", "spm", "wordpiece" or "unigram"
     pre: str
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+    pad_id: int | None
+    sep_id: int | None
+    eog_ids: frozenset[int]  # end a generation: a text's or a turn's end, by role or by name
     add_bos: bool
     add_eos: bool
     control: Matcher
@@ -105,31 +110,6 @@ class Tokenizer:
     @property
     def n_vocab(self) -> int:
         return len(self.vocab.tokens)
-
-    @property
-    def bos_id(self) -> int | None:
-        return self.vocab.roles.get("bos")
-
-    @property
-    def eos_id(self) -> int | None:
-        return self.vocab.roles.get("eos")
-
-    @property
-    def unk_id(self) -> int | None:
-        return self.vocab.roles.get("unk")
-
-    @property
-    def pad_id(self) -> int | None:
-        return self.vocab.roles.get("pad")
-
-    @property
-    def sep_id(self) -> int | None:
-        return self.vocab.roles.get("sep")
-
-    @property
-    def eog_ids(self) -> frozenset[int]:
-        """The ids that end a generation: a text's or a turn's end, by role or by name."""
-        return self.vocab.ends
 
     def encode(
         self,
@@ -158,20 +138,18 @@ class Tokenizer:
         between the parts nothing is added and ordinary tokens may cross.
         """
         ids: list[int] = []
-        starts = True
+        starts, encode = True, self._encode_piece
         for fragment in self._fragments(parts):
-            starts_next = isinstance(fragment, int)
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids += self.coder.encode(fragment, starts)
-            starts = starts_next
-        first, last = self._wanted("bos", bos), self._wanted("eos", eos)
-        if first is not None and ids[:1] != [first]:
-            ids.insert(0, first)
-        if last is not None and ids[-1:] != [last]:
-            ids.append(last)
-        return ids
+                pieces = self.coder.split(fragment, starts)
+                ids += [i for piece in pieces for i in encode(piece)]
+            starts = isinstance(fragment, int)
+        first = self._wanted("BOS", self.bos_id, self.add_bos if bos is None else bos)
+        last = self._wanted("EOS", self.eos_id, self.add_eos if eos is None else eos)
+        ids = ids if ids[:1] == first else first + ids
+        return ids if ids[-1:] == last else ids + last
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of the ids; what is not UTF-8 becomes U+FFFD."""
@@ -203,11 +181,12 @@ class Tokenizer:
         self.check_ids([token])
         return self.vocab.tokens[token]
 
-    def check_ids(self, ids: Sequence[int]) -> None:
+    def check_ids(self, ids: Iterable[object]) -> None:
         """Refuse what is no id of this vocabulary, with its position."""
         n = self.n_vocab
         for position, i in enumerate(ids):
-            if not isinstance(i, Integral) or isinstance(i, bool) or not 0 <= i < n:
+            # A negative id would count from the end.
+            if not isinstance(i, (int, np.integer)) or not 0 <= i < n:
                 msg = "this is not a token id of the model"
                 where = f"position {position}"
                 raise TokenizerError(msg, where=where, expected=f"0 to {n - 1}", got=repr(i))
@@ -216,14 +195,17 @@ class Tokenizer:
         """Whether, at this first id, `encode` has put a space before the text."""
         return self.coder.space_prefix and self.bos_id in (None, token)
 
-    def _wanted(self, role: str, wanted: bool | None) -> int | None:
-        if wanted is None:
-            wanted = self.add_bos if role == "bos" else self.add_eos
-        found = self.vocab.roles.get(role)
-        if wanted and found is None:
-            msg = f"the model has no {role.upper()} token"
+    @cached_property
+    def _encode_piece(self) -> Callable[[str], tuple[int, ...]]:
+        encode = self.coder.encode
+        cached = lru_cache(CACHED_PIECES)(encode)  # words come again and again
+        return lambda piece: cached(piece) if len(piece) <= CACHED_LENGTH else encode(piece)
+
+    def _wanted(self, name: str, token: int | None, wanted: bool) -> list[int]:
+        if wanted and token is None:
+            msg = f"the model has no {name} token"
             raise TokenizerError(msg, where=self.vocab.where or None)
-        return found if wanted else None
+        return [token] if wanted and token is not None else []
 
     def _fragments(self, parts: Iterable[tuple[Text, bool]]) -> list[str | int]:
         """Ids of special tokens and the texts between them, joined over the parts."""

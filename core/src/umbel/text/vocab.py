@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from numbers import Integral, Real
 
 import attrs
 import numpy as np
@@ -21,17 +22,13 @@ SPACE = "\u2581"  # how SentencePiece writes a space inside a token
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
+_END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ROLES = {  # role: its key (spelt so in the specification)
-    "bos": "bos",
-    "eos": "eos",
+    **{role: role for role in ("bos", "cls", "mask", *_END_ROLES)},
     "unk": "unknown",
     "pad": "padding",
     "sep": "seperator",
-    "cls": "cls",
-    "mask": "mask",
-    **{end: end for end in ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")},
 }
-_END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 # Tokens that end a text or a turn, by name: files often declare only one of several.
 _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>",
@@ -51,7 +48,7 @@ class Vocab:
     tokens: list[str]
     ids: dict[str, int]  # of equal tokens, the first one's id
     kinds: list[int]
-    scores: NDArray[np.float32] | None
+    scores: NDArray[np.float32]
     roles: Mapping[str, int]
     ends: frozenset[int]
     where: str
@@ -59,10 +56,10 @@ class Vocab:
     @cached_property
     def plain(self) -> dict[str, int]:
         """The tokens that text may become: no control, unknown or byte token among them."""
+        closed = self.of_kind(CONTROL, UNKNOWN, BYTE)
         plain = dict(self.ids)
-        for text, i in self.of_kind(CONTROL, UNKNOWN, BYTE).items():
-            if plain.get(text) == i:
-                del plain[text]
+        for text in closed:
+            del plain[text]
         return plain
 
     @cached_property
@@ -79,17 +76,24 @@ class Vocab:
         """
         return not re.search(f"[^{SPACE}\n]{SPACE}", "\n".join(self.tokens))
 
+    def words(self, text: str) -> list[str]:
+        """The text cut where no token can cross."""
+        return (
+            re.findall(f"{SPACE}*[^{SPACE}]+|{SPACE}+", text)
+            if self.words_are_apart
+            else [text]
+        )
+
     def of_kind(self, *kinds: int) -> dict[str, int]:
         """The tokens of these kinds and their ids, without empty ones."""
         found = [i for i, kind in enumerate(self.kinds) if kind in kinds]
         return {self.tokens[i]: i for i in found if self.tokens[i]}
 
     def spell(self, text: str) -> list[int]:
-        """Byte tokens for a text that is no token, or one unknown token where there are none."""
+        """Byte tokens for what is no token, or one unknown token where there are none."""
         data = to_bytes(text)
-        if all(b in self.byte_ids for b in data):
-            return [self.byte_ids[b] for b in data]
-        return [self.unknown(data)]
+        spelt = [self.byte_ids[b] for b in data if b in self.byte_ids]
+        return spelt if len(spelt) == len(data) else [self.unknown(data)]
 
     def unknown(self, data: bytes) -> int:
         if "unk" not in self.roles:
@@ -103,46 +107,55 @@ def to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def to_spaces(token: str) -> bytes:
+    """What a token of SentencePiece adds to a text."""
+    return to_bytes(token.replace(SPACE, " "))
+
+
+def index(texts: list[str]) -> dict[str, int]:
+    """The place of each text; of equal ones, the first's."""
+    return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
+
+
 def read_vocab(keys: Keys, defaults: Mapping[str, int], scored: bool) -> Vocab:
     """The vocabulary in the metadata; `defaults` are the ids of roles that it does not name."""
-    tokens = keys.strings("tokens")
+    tokens = keys.array("tokens", str)
     if not tokens:
-        msg = "the file has no vocabulary"
-        raise keys.error(msg, "tokens", "an array of strings", tokens)
-    n = len(tokens)
-    ids = dict(zip(reversed(tokens), range(n - 1, -1, -1), strict=True))
+        msg = "the vocabulary is empty"
+        raise keys.error(msg, "tokens")
+    n, ids = len(tokens), index(tokens)
     roles = {role: i for role, i in defaults.items() if i < n}
-    for role, name in _ROLES.items():
-        if (i := keys.token_id(name, n)) is not None:
+    for role, key in _ROLES.items():
+        if (i := keys.token_id(key, n)) is not None:
             roles[role] = i
     for role, stand_in in (("bos", "cls"), ("eos", "sep")):  # BERT's names for them
         if role not in roles and stand_in in roles:
             roles[role] = roles[stand_in]
     kinds = _read_kinds(keys, tokens)
     ends = _find_ends(ids, kinds, roles)
-    scores = _read_scores(keys, n, scored)
-    return Vocab(tokens, ids, kinds, scores, roles, ends, keys.where)
+    return Vocab(tokens, ids, kinds, _read_scores(keys, n, scored), roles, ends, keys.where)
 
 
 def _read_kinds(keys: Keys, tokens: list[str]) -> list[int]:
-    array = keys.per_token("token_type", len(tokens))
-    if array is None:
+    if "token_type" not in keys:
         return [NORMAL] * len(tokens)
-    for i in np.flatnonzero(array == BYTE).tolist():
+    kinds = keys.array("token_type", Integral, len(tokens))
+    for i, kind in enumerate(kinds):
         # Strict: int("-1", 16) is a number, and a byte -1 would be the last of a table.
-        if not re.fullmatch("<0x[0-9A-Fa-f]{2}>", tokens[i]):
+        if kind == BYTE and not re.fullmatch("<0x[0-9A-Fa-f]{2}>", tokens[i]):
             msg = "a byte token has a malformed name"
             raise keys.error(msg, "tokens", "<0x00> to <0xFF>", f"{tokens[i]!r} (token {i})")
-    kinds: list[int] = array.tolist()
     return kinds
 
 
-def _read_scores(keys: Keys, n: int, needed: bool) -> NDArray[np.float32] | None:
-    array = keys.per_token("scores", n)
-    if needed and (array is None or not np.isfinite(array).all()):
-        msg = "this kind of tokenizer needs a finite score for each token"
-        raise keys.error(msg, "scores", got="none" if array is None else "not finite")
-    return None if array is None else array.astype(np.float32)
+def _read_scores(keys: Keys, n: int, needed: bool) -> NDArray[np.float32]:
+    if "scores" not in keys and not needed:
+        return np.zeros(n, np.float32)
+    scores = np.array(keys.array("scores", Real, n), np.float32)
+    if not np.isfinite(scores).all():
+        msg = "a score is not a finite number"
+        raise keys.error(msg, "scores")
+    return scores
 
 
 def _find_ends(
@@ -156,4 +169,4 @@ def _find_ends(
         named.pop("<|end|>", None)
     for i in named.values():
         kinds[i] = CONTROL
-    return frozenset(named.values()) | {roles[r] for r in _END_ROLES if r in roles}
+    return frozenset(named.values()) | {roles[role] for role in _END_ROLES if role in roles}

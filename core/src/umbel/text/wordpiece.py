@@ -7,14 +7,12 @@ starts a word has U+2581 before it, and one that goes on has no "##".
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from functools import cached_property
 
 import attrs
 import regex
 
-from umbel.text.bpe import remember
-from umbel.text.vocab import SPACE, Vocab, to_bytes
+from umbel.text.vocab import SPACE, Vocab, to_bytes, to_spaces
 
 LONGEST_WORD = 100  # a longer one is unknown as a whole
 
@@ -35,32 +33,18 @@ class WordPieces:
     lower: bool
     strip_accents: bool
     space_prefix: bool = True
+    text_of = staticmethod(to_spaces)
 
-    def encode(self, text: str, starts: bool) -> list[int]:
-        encode = self._remembered
-        return [i for word in self.words(text) for i in encode(word)]
-
-    def text_of(self, token: str) -> bytes:
-        return to_bytes(token.replace(SPACE, " "))
-
-    def words(self, text: str) -> list[str]:
+    def split(self, text: str, starts: bool) -> list[str]:
         text = _DROPPED.sub("", text)
         if self.strip_accents:
             text = _MARKS.sub("", unicodedata.normalize("NFD", text))
         if self.lower:
             text = "".join(map(str.lower, text))  # by character: no final sigma
-        found: list[str] = _WORDS.findall(text)
-        return found
+        words: list[str] = _WORDS.findall(text)
+        return words
 
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self.vocab.plain), default=0)
-
-    @cached_property
-    def _remembered(self) -> Callable[[str], tuple[int, ...]]:
-        return remember(self._encode_word)
-
-    def _encode_word(self, word: str) -> tuple[int, ...]:
+    def encode(self, word: str) -> tuple[int, ...]:
         unknown = (self.vocab.unknown(to_bytes(word)),)
         if len(word) > LONGEST_WORD:
             return unknown
@@ -74,3 +58,7 @@ class WordPieces:
             out.append(self.vocab.plain[rest[:n]])
             rest = rest[n:]
         return tuple(out)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.vocab.plain), default=0)

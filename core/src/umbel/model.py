@@ -1,0 +1,227 @@
+"""The Python face of Umbel: `load` gives a `Model`, which generates and opens sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from umbel import gguf, loading
+from umbel.engine import Engine
+from umbel.errors import OptionError, TemplateError
+from umbel.generation import Generation
+from umbel.gguf import quants
+from umbel.locate import find_model
+from umbel.runner import Runner, Settings
+from umbel.session import Prompt, Session
+from umbel.state import store
+from umbel.text import Tokenizer, load_tokenizer
+from umbel.text.chat import ChatTemplate, from_metadata
+from umbel.text.guard import encode_rendered, guarded
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: str = "auto",
+    *,
+    ctx: int | None = None,
+    parallel: int = 1,
+    ubatch: int = 512,
+    kv: str = "f32",
+    threads: int | None = None,
+    options: Mapping[str, Mapping[str, object]] | None = None,
+    strict: bool = False,
+    check: bool = False,
+    check_tensors: bool = False,
+) -> Model:
+    """Opens a GGUF file and makes it ready to run.
+
+    path      a file, a folder with one model, a hub name (`owner/repo:file`), or "demo" device
+    "auto" (the best real one), or names as `umbel devices` lists them: "numa:0,host" ctx
+    tokens of one sequence at most; by default what the model was trained for, up to 4096
+    parallel  sequences that can be full at once ubatch    tokens of one prefill step at most kv
+    how keys and values are kept: "f32", "f16" or "q8_0" threads   for backends that take it; by
+    default they choose options   of backends, as `-O` gives them: {"host": {"dequantise":
+    "blocks"}} strict    a fallback to another device, or a weight converted at load, is an
+    error check     computes node by node and names the one that fails or is not finite (slow)
+    check_tensors  looks for values that are not finite in all weights first
+
+    Raises `ModelFormatError`, `UnsupportedModelError`, `DeviceError`, `OptionError`.
+    """
+    file = gguf.open(find_model(os.fspath(path)))
+    try:
+        definition = loading.define(file)
+        if check_tensors:
+            for name, info in file.tensors.items():
+                quants.check(name, file.array(name), info.dtype, file.path)
+        settings = Settings(
+            ctx=loading.context(definition, ctx),
+            parallel=loading.number("parallel", parallel, 1),
+            ubatch=loading.number("ubatch", ubatch, 1),
+            kv=kv,
+            check=check,
+            strict=strict,
+        )
+        devices = loading.targets(device, options, threads, strict)
+        tokenizer = load_tokenizer(file.metadata, where=str(file.path))
+        runner = Runner(definition, devices, settings)
+        loading.report(runner)
+    except BaseException:
+        file.close()
+        raise
+    return Model(file, tokenizer, runner)
+
+
+class Model:
+    """A loaded model, for any number of threads. Close it, or use it in a `with` block."""
+
+    def __init__(self, file: gguf.GGUFFile, tokenizer: Tokenizer, runner: Runner) -> None:
+        self.file = file
+        self.tokenizer = tokenizer
+        self.runner = runner
+        self.engine = Engine(runner)
+
+    @property
+    def ctx(self) -> int:
+        """Tokens of one sequence at most."""
+        return self.runner.settings.ctx
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices in the order in which they are asked."""
+        return tuple(t.name for t in self.runner.targets)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template of the file, or None where it has none. A broken one fails when used."""
+        names = (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        bos, eos = ("" if i is None else self.tokenizer.token_text(i) for i in names)
+        return from_metadata(self.file.metadata, bos, eos, str(self.file.path))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names this model's weights and state layout, for saved sessions."""
+        digest = hashlib.sha256(f"{self.file.size} {self.runner.settings.kv}".encode())
+        for name, info in self.file.tensors.items():
+            digest.update(f"{name} {info.shape} {info.dtype} {info.offset}".encode())
+        first = next(iter(self.file.tensors))
+        digest.update(self.file.array(first).reshape(-1)[: 1 << 18].tobytes())
+        return digest.hexdigest()[:32]
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of a text, with a BOS where the model wants one.
+
+        With `special`, the texts of control tokens become those tokens.
+        """
+        return self.tokenizer.encode(text, special=special)
+
+    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of the ids; control tokens show only with `special`."""
+        return self.tokenizer.decode(ids, special=special)
+
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
+        """Completes a prompt (text or token ids): an iterator of pieces of text.
+
+        max_tokens  how many at most; by default until the context is full
+        stop        texts that end the answer, and are not part of it
+        special     whether texts of control tokens in the prompt become those tokens
+        keep        first tokens to keep when the context is full; by default it ends instead
+        logprobs    how many of the best tokens to tell with each token
+        ...         and the fields of `umbel.sampling.Settings`: temperature, top_k, seed ...
+        """
+        self._refuse_encoder()
+        session = self.open()
+        return session.generate(prompt, close_after=True, **settings)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Generation:
+        """Answers a conversation in OpenAI's form: [{"role": "user", "content": "Hi"}].
+
+        The file's chat template is used, or `template` instead; control tokens in the messages
+        are plain text. Settings are those of `generate`.
+        """
+        ids = self.chat_prompt(
+            messages, tools=tools, template=template, **(template_options or {})
+        )
+        return self.generate(ids, **settings)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """The token ids of a conversation in the chat template, with exactly one BOS."""
+        chat = self.chat_template
+        if template is not None:
+            bos, eos = (chat.bos, chat.eos) if chat else ("", "")
+            chat = ChatTemplate(template, bos=bos, eos=eos, where="template")
+        if chat is None:
+            msg = "the model has no chat template"
+            do = "use `generate`, or give a template"
+            raise TemplateError(msg, where=self.file.path, do=do)
+        control = self.tokenizer.control
+        text = chat.render(guarded(messages, control), tools=guarded(tools, control), **options)
+        return encode_rendered(self.tokenizer, text)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """The logits after each of the tokens: (n, n_vocab) float32."""
+        self._refuse_encoder()
+        with self.open() as session:
+            return session.logits(ids)
+
+    def hidden(self, ids: Sequence[int]) -> np.ndarray:
+        """The hidden states of an encoder (bert): (n, n_embd) float32."""
+        self.tokenizer.check_ids(ids)
+        if not self.runner.definition.architecture.pooled:
+            msg = f"{self.runner.definition.hparams.arch} is no encoder: it has logits"
+            raise OptionError(msg, where=self.file.path)
+        return self.engine.call(lambda: self.runner.encode(list(ids)))
+
+    def open(self) -> Session:
+        """An empty session: one sequence that can be fed, forked, rewound and saved."""
+        return Session(self.engine, self.tokenizer, self.fingerprint)
+
+    def restore(self, path: str | os.PathLike[str]) -> Session:
+        """The session that `Session.save` wrote; refused when it is another model's."""
+        runner = self.runner
+        sequence = self.engine.call(
+            lambda: store.load(path, runner.cache, runner.states, self.fingerprint)
+        )
+        return Session(self.engine, self.tokenizer, self.fingerprint, sequence)
+
+    def _refuse_encoder(self) -> None:
+        if self.runner.definition.architecture.pooled:
+            msg = f"{self.runner.definition.hparams.arch} is an encoder: it writes no text"
+            raise OptionError(msg, where=self.file.path)
+
+    def close(self) -> None:
+        """Stops everything that runs on the model and gives its memory back."""
+        self.engine.close()
+        self.runner.close()
+        self.file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
