@@ -62,7 +62,7 @@ class BytePairs:
     merges: list[str]  # "left right", the first one first
     space_prefix: bool = False
 
-    def split(self, text: str, starts: bool) -> Iterable[str]:
+    def split(self, text: str) -> Iterable[str]:
         return self._cut(text.replace(" ", SPACE) if self.pre.raw else text)
 
     def encode(self, piece: str) -> tuple[int, ...]:

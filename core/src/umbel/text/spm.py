@@ -24,8 +24,8 @@ class SentencePieces:
     space_prefix: bool
     text_of = staticmethod(to_spaces)
 
-    def split(self, text: str, starts: bool) -> list[str]:
-        prefix = SPACE if starts and self.space_prefix else ""
+    def split(self, text: str) -> list[str]:
+        prefix = SPACE if self.space_prefix else ""
         return self.vocab.words(prefix + text.replace(" ", SPACE))
 
     def encode(self, piece: str) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ class Coder(Protocol):
     def space_prefix(self) -> bool:
         """Whether `encode` puts a space before a text: decoding takes it away again."""
 
-    def split(self, text: str, starts: bool) -> Iterable[str]:
-        """The pieces to encode; `starts` where nothing or a special token stands before."""
+    def split(self, text: str) -> Iterable[str]:
+        """The pieces to encode, of a text that starts here or after a special token."""
 
     def encode(self, piece: str, /) -> tuple[int, ...]: ...
 
@@ -138,14 +138,12 @@ class Tokenizer:
         between the parts nothing is added and ordinary tokens may cross.
         """
         ids: list[int] = []
-        starts, encode = True, self._encode_piece
+        encode = self._encode_piece
         for fragment in self._fragments(parts):
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                pieces = self.coder.split(fragment, starts)
-                ids += [i for piece in pieces for i in encode(piece)]
-            starts = isinstance(fragment, int)
+                ids += [i for piece in self.coder.split(fragment) for i in encode(piece)]
         first = self._wanted("BOS", self.bos_id, self.add_bos if bos is None else bos)
         last = self._wanted("EOS", self.eos_id, self.add_eos if eos is None else eos)
         ids = ids if ids[:1] == first else first + ids

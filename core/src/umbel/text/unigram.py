@@ -29,7 +29,7 @@ class Unigram:
     merge_spaces: bool
     text_of = staticmethod(to_spaces)
 
-    def split(self, text: str, starts: bool) -> list[str]:
+    def split(self, text: str) -> list[str]:
         data = to_bytes(text)
         text = (
             self.charsmap.normalise(data) if self.charsmap else data.decode("utf-8", "replace")

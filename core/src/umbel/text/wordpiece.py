@@ -35,7 +35,7 @@ class WordPieces:
     space_prefix: bool = True
     text_of = staticmethod(to_spaces)
 
-    def split(self, text: str, starts: bool) -> list[str]:
+    def split(self, text: str) -> list[str]:
         text = _DROPPED.sub("", text)
         if self.strip_accents:
             text = _MARKS.sub("", unicodedata.normalize("NFD", text))

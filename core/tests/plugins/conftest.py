@@ -1,0 +1,80 @@
+"""Small fake plugins, and the plugins of a process that has no others but the host."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from umbel.hookspecs import Device, DeviceInfo, hookimpl
+from umbel.plugins import Plugins, Row
+
+
+class Memory:
+    """A buffer type that nobody allocates from."""
+
+    alignment, max_size = 64, 2**40
+    is_host = separate = in_place = False
+
+    def alloc_size(self, tensor):
+        return tensor.nbytes
+
+    def readable_by(self, device):
+        return False
+
+    def accepts(self, dtype):
+        return dtype
+
+    def allocate(self, nbytes, usage):
+        raise MemoryError
+
+    def store(self, tensor, array):
+        raise MemoryError
+
+
+def good_hooks(name: str, priority: int, indexes: tuple[int, ...]) -> dict[str, Callable]:
+    return {
+        "devices": lambda: [Device(f"{name}:{i}", f"number {i}", priority) for i in indexes],
+        "open": lambda device, options, kernels: DeviceInfo(
+            details={"options": dict(options), "kernels": list(kernels)}
+        ),
+        "buffer_type": lambda device: Memory(),
+        "op_supported": lambda device, node: None,
+        "graph_compute": lambda device, graph: None,
+    }
+
+
+def make_plugin(
+    name: str,
+    priority: int = 1,
+    indexes: tuple[int, ...] = (0,),
+    api: Any = 1,
+    without: tuple[str, ...] = (),
+    **hooks: Callable,
+) -> types.ModuleType:
+    """A plugin module: a good backend, with some hooks replaced, added or left out."""
+    made = types.ModuleType(f"umbel_{name}")
+    if api is not None:
+        made.UMBEL_API = api
+    for hook, function in (good_hooks(name, priority, indexes) | hooks).items():
+        if hook not in without:
+            setattr(made, hook, hookimpl(function))
+    return made
+
+
+@pytest.fixture
+def make() -> Callable[..., types.ModuleType]:
+    return make_plugin
+
+
+@pytest.fixture
+def plugins() -> Plugins:
+    """The built-in host, no entry points, and a short time limit."""
+    return Plugins(only="", time_limit=0.25)
+
+
+@pytest.fixture
+def row(plugins: Plugins) -> Callable[[str], Row]:
+    """The line of `umbel plugins` for one name."""
+    return lambda name: next(r for r in plugins.describe() if r.name == name)

@@ -1,0 +1,234 @@
+"""What holds for every tokenizer: special tokens, BOS and EOS, ids and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from umbel.errors import TokenizerError
+from umbel.text import Tokenizer
+from umbel.text.load import load_tokenizer
+from umbel.text.tokenizer import Matcher
+
+BOS, EOS, END, OWN = 256, 257, 258, 259
+TOKENS = (("<s>", 3), ("</s>", 3), ("<|im_end|>", 3), ("<own>", 4), ("<|im", 4), ("", 4))
+ROLES = {"bos_token_id": BOS, "eos_token_id": EOS}
+
+
+@pytest.fixture
+def make(bytes_and: Callable[..., Any]) -> Callable[..., Tokenizer]:
+    """A byte-level tokenizer with some special tokens, and these keys."""
+    return lambda **keys: load_tokenizer(bytes_and(*TOKENS, **{**ROLES, **keys}))
+
+
+@pytest.fixture
+def tokenizer(make: Callable[..., Tokenizer]) -> Tokenizer:
+    return make()
+
+
+@pytest.mark.parametrize(
+    ("text", "special", "ids"),
+    [
+        ("a<s>", False, [*b"a<s>"]),
+        ("a<s>", True, [*b"a", BOS]),
+        ("a<own>b", False, [*b"a", OWN, *b"b"]),
+        ("<|im_end|>", False, [260, *b"_end|>"]),
+        ("<|im_end|>", True, [END]),
+        ("<|im_end|><|im<|im_end|>", True, [END, 260, END]),
+        ("<<s>>", True, [*b"<", BOS, *b">"]),
+        ("", True, []),
+    ],
+)
+def test_special_tokens(tokenizer: Tokenizer, text: str, special: bool, ids: list[int]) -> None:
+    """Control tokens are parsed only on demand, user-defined ones always, the longest first."""
+    assert ids == tokenizer.encode(text, special=special)
+
+
+@pytest.mark.parametrize("text", ["<s>", "</s>x", "<|im_end|>\n<s>"])
+@pytest.mark.parametrize("name", ["gpt-2", "qwen2", "phi-3", "bert-bge", "botchan-unigram"])
+def test_text_gives_no_control_token(vectors: Callable[..., Any], name: str, text: str) -> None:
+    """Real vocabularies too: text that looks like a control token is text."""
+    tokenizer = vectors(name).tokenizer
+    texts = [text, "<|endoftext|>", "[SEP]", "<|end|>", "<pad>"]
+    ids = [i for t in texts for i in tokenizer.encode(t, bos=False, eos=False)]
+    control = [i for i in ids if tokenizer.vocab.kinds[i] == 3 and i != tokenizer.unk_id]
+    assert control == []
+
+
+def test_matcher() -> None:
+    """Leftmost, then longest; nothing is found in an empty set."""
+    matcher = Matcher({"ab": 1, "abc": 2, "bcd": 3, " ": 4, "   ": 5})
+    assert matcher.split("abcd    bcda") == [2, "d", 5, 4, 3, "a"]
+    assert Matcher({}).split("abc") == ["abc"]
+    assert Matcher({}).split("") == []
+
+
+def test_blanks_after_a_token(vectors: Callable[..., Any]) -> None:
+    """Phi-3's special tokens swallow the blanks after them, all but some."""
+    tokenizer = vectors("phi-3").tokenizer
+    ids = tokenizer.encode("<|user|>\n Hi<|end|>\n<|assistant|>", special=True, bos=False)
+    assert [32010, *tokenizer.encode("Hi", bos=False), 32007, 32001] == ids
+    ids = tokenizer.encode("<|endoftext|> x", special=True, bos=False)
+    assert [32000, *tokenizer.encode(" x", bos=False)] == ids
+
+
+@pytest.mark.parametrize(
+    ("adds", "text", "special", "bos", "ids"),
+    [
+        (True, "a", True, None, [BOS, *b"a"]),
+        (True, "<s>a", True, None, [BOS, *b"a"]),
+        (True, "<s>a", False, None, [BOS, *b"<s>a"]),
+        (True, "<s><s>", True, None, [BOS, BOS]),
+        (True, "a", True, False, [*b"a"]),
+        (True, "", False, None, [BOS]),
+        (False, "a", True, None, [*b"a"]),
+        (False, "<s>a", True, None, [BOS, *b"a"]),
+        (False, "<s>a", True, True, [BOS, *b"a"]),
+        (False, "", False, None, []),
+    ],
+)
+def test_one_bos(
+    make: Callable[..., Tokenizer],
+    adds: bool,
+    text: str,
+    special: bool,
+    bos: bool | None,
+    ids: list[int],
+) -> None:
+    """BOS is not added before one that stands there already."""
+    assert ids == make(add_bos_token=adds).encode(text, special=special, bos=bos)
+
+
+@pytest.mark.parametrize(
+    ("text", "eos", "ids"),
+    [
+        ("a", None, [*b"a", EOS]),
+        ("a</s>", None, [*b"a", EOS]),
+        ("a", False, [*b"a"]),
+        ("", None, [EOS]),
+    ],
+)
+def test_one_eos(
+    make: Callable[..., Tokenizer], text: str, eos: bool | None, ids: list[int]
+) -> None:
+    """EOS is not added after one that stands there already."""
+    assert ids == make(add_eos_token=True).encode(text, special=True, eos=eos)
+
+
+def test_model_without_bos(bytes_and: Callable[..., Any]) -> None:
+    """Where a model has no BOS none is added, and asking for it is an error."""
+    tokenizer = load_tokenizer(bytes_and())
+    assert (None, [*b"a"]) == (tokenizer.bos_id, tokenizer.encode("a"))
+    with pytest.raises(TokenizerError, match="no BOS token"):
+        tokenizer.encode("a", bos=True)
+
+
+def test_parts(make: Callable[..., Tokenizer]) -> None:
+    """A template's control tokens count, those in a user's words do not; text is one text."""
+    tokenizer = make(add_bos_token=True)
+    parts = [("<s>user:", True), (" <s><|im_end|>", False), ("<|im_end|>", True)]
+    ids = tokenizer.encode_parts(parts)
+    assert [BOS, *b"user: <s>", 260, *b"_end|>", END] == ids
+
+
+def test_tokens_cross_parts(vectors: Callable[..., Any]) -> None:
+    """Between parts a text is not cut: its words are encoded whole."""
+    tokenizer = vectors("gpt-2").tokenizer
+    whole = tokenizer.encode("Hello world")
+    assert whole == tokenizer.encode_parts([("Hel", True), ("lo wor", False), ("ld", True)])
+
+
+@pytest.mark.parametrize("data", [b"\xe6\xad", b"\xff", b"a\x80b\xc3", bytes(range(256))])
+def test_any_bytes(tokenizer: Tokenizer, data: bytes) -> None:
+    """Bytes that are not UTF-8 become byte tokens and come back as they were."""
+    ids = tokenizer.encode(data)
+    assert ids == tokenizer.encode(data.decode("utf-8", "surrogateescape"))
+    assert data == tokenizer.decode_bytes(ids)
+
+
+@given(data=st.binary(max_size=40))
+def test_any_bytes_in_sentencepiece(data: bytes, vectors: Callable[..., Any]) -> None:
+    """Byte tokens of SentencePiece keep every byte too."""
+    tokenizer = vectors("phi-3").tokenizer
+    assert data == tokenizer.decode_bytes(tokenizer.encode(data))
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "phi-3", "bert-bge", "botchan-unigram"])
+def test_half_a_pair(vectors: Callable[..., Any], name: str) -> None:
+    """Half of a UTF-16 pair is no text: a typed error says where it is."""
+    with pytest.raises(TokenizerError, match="position 2"):
+        vectors(name).tokenizer.encode("ab\ud83d")
+
+
+@pytest.mark.parametrize("ids", [[0, -1], [0, 10**9], [0, 262], [0, 1.0], [0, None], [0, "1"]])
+def test_foreign_ids(tokenizer: Tokenizer, ids: list[Any]) -> None:
+    """What is no id is refused, and its place named; a negative id does not count backwards."""
+    for check in (tokenizer.check_ids, tokenizer.decode, tokenizer.decode_bytes):
+        with pytest.raises(TokenizerError, match=r"position 1\n  expected: 0 to 261"):
+            check(ids)
+
+
+@pytest.mark.parametrize("method", ["token_bytes", "token_text"])
+def test_foreign_id(tokenizer: Tokenizer, method: str) -> None:
+    """Single ids are checked as well."""
+    with pytest.raises(TokenizerError, match="got: -1"):
+        getattr(tokenizer, method)(-1)
+
+
+def test_ids_of_numpy(tokenizer: Tokenizer) -> None:
+    """An array of ids will do."""
+    assert tokenizer.decode(np.array([97, 98])) == "ab"
+
+
+def test_token_bytes(tokenizer: Tokenizer) -> None:
+    """Control tokens show on demand, user-defined ones always, as they stand."""
+    tokens = (ord(" "), BOS, OWN)
+    assert [tokenizer.token_bytes(i) for i in tokens] == [b" ", b"", b"<own>"]
+    assert [tokenizer.token_bytes(i, special=True) for i in tokens] == [b" ", b"<s>", b"<own>"]
+    assert [tokenizer.token_text(i) for i in tokens] == ["Ġ", "<s>", "<own>"]
+
+
+def test_decode_special(tokenizer: Tokenizer) -> None:
+    """Decoding leaves control tokens out unless they are asked for."""
+    ids = [BOS, *b"a", END, OWN]
+    assert tokenizer.decode(ids) == "a<own>"
+    assert tokenizer.decode(ids, special=True) == "<s>a<|im_end|><own>"
+
+
+def test_long_text_with_specials(tokenizer: Tokenizer) -> None:
+    """Signs that may start a special token but do not cost little."""
+    text = "<" * 100_000
+    assert [*text.encode()] == tokenizer.encode(text, special=True)
+
+
+class Counting:
+    """A coder that counts how often it is asked."""
+
+    space_prefix = False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def split(self, text: str) -> list[str]:
+        return text.split(" ")
+
+    def encode(self, piece: str) -> tuple[int, ...]:
+        self.asked.append(piece)
+        return (len(piece),)
+
+    def text_of(self, token: str) -> bytes:
+        return token.encode()
+
+
+def test_only_short_pieces_are_kept(tokenizer: Tokenizer) -> None:
+    """Words are encoded once; long pieces, which would fill the memory, anew each time."""
+    coder = Counting()
+    counted = attrs.evolve(tokenizer, coder=coder)
+    long = "b" * 65
+    assert counted.encode(f"a {long} a {long}") == [1, 65, 1, 65]
+    assert coder.asked == ["a", long, long]

