@@ -6,24 +6,23 @@ costs ten direct ones and asks everybody, where a device's questions go to its o
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, runtime_checkable
+from typing import Any
 
 import attrs
 import pluggy
 
-from umbel import hookspecs
-from umbel.errors import DeviceError, OptionError, OutOfMemoryError, PluginError, UmbelError
-from umbel.graph import Operation, Tensor
-from umbel.hookspecs import BufferType, Device, DeviceInfo, Kernel, Option, SplitGraph
+from umbel import __version__, hookspecs
+from umbel.errors import DeviceError, OptionError, PluginError, UmbelError
+from umbel.graph import Operation
+from umbel.hookspecs import UMBEL_API, BufferType, Device, DeviceInfo, Kernel, Option
 
 _OF_A_DEVICE = ("devices", "open", "buffer_type", "op_supported", "graph_compute")
-_ANSWERS: Mapping[str, Any] = {  # what a hook must return; [X] is a list of X
+_ANSWERS: Mapping[str, Any] = {  # what a hook must return: [X] is a list of X; else nothing
     "devices": [Device],
     "open": DeviceInfo,
-    "buffer_type": runtime_checkable(BufferType),
+    "buffer_type": BufferType,
     "op_supported": str | None,
     "options": [Option],
     "status": Mapping,
@@ -50,15 +49,13 @@ class Source:
 class Fault:
     """Why a plugin, or one hook of it, cannot be used."""
 
-    name: str
-    distribution: str
-    version: str
+    source: Source
     reason: str  # one line
     detail: str = attrs.field(repr=False)  # the traceback
 
     @property
-    def source(self) -> Source:
-        return Source(self.name, self.distribution, self.version)
+    def name(self) -> str:
+        return self.source.name
 
     def error(self) -> PluginError:
         """The same, to be raised where the user asked for this plugin by name."""
@@ -70,23 +67,9 @@ class Fault:
 Record = Callable[[Source, str, BaseException], None]  # of a fault: whose, where, what
 
 
-def _nothing(*args: object) -> Any:
-    """The default of a hook that is told something."""
-
-
-def _none(*args: object) -> tuple[()]:
-    """The default of a hook that is asked for a list."""
-    return ()
-
-
-def _unknown(*args: object) -> Mapping[str, object]:
-    """The default of `status`."""
-    return {}
-
-
 @attrs.frozen(eq=False, repr=False)
 class Backend:
-    """A loaded backend. Hooks are called by position, with the arguments of `umbel.hookspecs`.
+    """A loaded backend. Its hooks are its attributes, called by position: `open(device, ...)`.
 
     Whatever a hook raises arrives as an `UmbelError` that names plugin, hook and device. A
     plugin that only brings operations, models or kernels needs none of the hooks for devices.
@@ -94,22 +77,10 @@ class Backend:
 
     source: Source
     plugin: object
-    devices: Callable[[], Sequence[Device]] = _none
-    open: Callable[[Device, Mapping[str, object], Sequence[Kernel]], DeviceInfo] = _nothing
-    close: Callable[[Device], None] = _nothing
-    buffer_type: Callable[[Device], BufferType] = _nothing
-    op_supported: Callable[[Device, Tensor], str | None] = _nothing
-    graph_compute: Callable[[Device, SplitGraph], None] = _nothing
-    sync: Callable[[Device], None] = _nothing
-    forget: Callable[[Device, int], None] = _nothing
-    cancel: Callable[[Device], None] = _nothing
-    options: Callable[[], Sequence[Option]] = _none
-    status: Callable[[Device], Mapping[str, object]] = _unknown
-    doctor: Callable[[], Sequence[str]] = _none
-    commands: Callable[[Any], None] = _nothing
-    ops: Callable[[], Sequence[Operation]] = _none
-    architectures: Callable[[], Sequence[Any]] = _none
-    kernels: Callable[[Device], Sequence[Kernel]] = _none
+    hooks: Mapping[str, Callable[..., Any]]
+
+    def __getattr__(self, hook: str) -> Callable[..., Any]:
+        return self.hooks[hook]
 
     @property
     def name(self) -> str:
@@ -120,12 +91,14 @@ class Backend:
         """Name and version of the distribution that brought it, or "built in"."""
         return str(self.source)
 
-    def __repr__(self) -> str:
-        return f"<backend {self.name}, {self.source}>"
-
 
 def bind(source: Source, plugin: object, record: Record) -> Backend:
     """The backend that a plugin object implements; faults of its hooks go to `record`."""
+    api = getattr(plugin, "UMBEL_API", None)
+    if api != UMBEL_API:
+        told = "no UMBEL_API" if api is None else f"UMBEL_API {api!r}"
+        msg = f"it declares {told}; Umbel {__version__} needs UMBEL_API {UMBEL_API}"
+        raise PluginError(msg, where=source)
     manager = pluggy.PluginManager(hookspecs.GROUP)  # of its own: a fault leaves nothing behind
     manager.add_hookspecs(hookspecs)
     try:
@@ -133,72 +106,50 @@ def bind(source: Source, plugin: object, record: Record) -> Backend:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(" ".join(str(error).split()), where=source) from error
-    hooks = {
-        caller.name: _guard(source, caller.name, _adapt(caller, impl), record)
-        for caller in manager.get_hookcallers(plugin) or ()
-        for impl in caller.get_hookimpls()
-        if caller.has_spec()  # pluggy lets a hook be optional: for a later version of the core
-    }
-    missing = [hook for hook in _OF_A_DEVICE if hook not in hooks]
-    if missing and (len(missing) < len(_OF_A_DEVICE) or not hooks):
-        msg = f"it lacks the hooks {', '.join(missing)}; each is to be marked with `hookimpl`"
+    callers = vars(manager.hook)
+    lacking = [hook for hook in _OF_A_DEVICE if not callers[hook].get_hookimpls()]
+    if lacking and (len(lacking) < len(_OF_A_DEVICE) or not manager.get_hookcallers(plugin)):
+        msg = f"it lacks the hooks {', '.join(lacking)}; each is to be marked with `hookimpl`"
         raise PluginError(msg, where=source)
-    return Backend(source, plugin, **hooks)
+    hooks = {name: _hook(source, caller, record) for name, caller in callers.items()}
+    return Backend(source, plugin, hooks)
 
 
-def _adapt(caller: pluggy.HookCaller, impl: pluggy.HookImpl) -> Callable[..., Any]:
-    """The hook's own function, callable with all arguments of its specification."""
-    function: Callable[..., Any] = impl.function
-    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-        msg = f"the hook {caller.name!r} is a generator, wrapper or coroutine"
-        raise PluginError(msg, expected="a plain function")
-    places = caller.spec.argnames if caller.spec else ()
-    names = (*impl.argnames, *impl.kwargnames)
-    if names == places:
-        return function
-    wanted = ", ".join(f"{name}={name}" for name in names if name in places)
-    text = f"lambda {', '.join(places)}: function({wanted})"  # names of our own specification
-    adapted: Callable[..., Any] = eval(text, {"function": function})  # as fast as by hand
-    return adapted
-
-
-def _guard(
-    source: Source, hook: str, call: Callable[..., Any], record: Record
-) -> Callable[..., Any]:
+def _hook(source: Source, caller: pluggy.HookCaller, record: Record) -> Callable[..., Any]:
+    """A hook as the core calls it: guarded, or its default."""
+    hook, spec, impls = caller.name, caller.spec, caller.get_hookimpls()
     kind = _ANSWERS.get(hook)
+    if spec is None or not impls:  # no spec: a hook of a later version of the core
+        default: Any = () if isinstance(kind, list) else {} if kind is Mapping else None
+        return lambda *args: default
+    function: Callable[..., Any] = impls[0].function
+    names = (*impls[0].argnames, *impls[0].kwargnames)
+    takes = [(name, place) for place, name in enumerate(spec.argnames) if name in names]
 
     def guarded(*args: Any) -> Any:
         try:
-            answer = call(*args)
-            if kind is not None:
-                _check(answer, kind)
+            answer = function(**{name: args[place] for name, place in takes})
+            if kind is not None and not _fits(answer, kind):
+                wanted = spec.function.__annotations__["return"]
+                msg = f"it returned {answer!r:.100}, expected {wanted}"
+                raise TypeError(msg)
         except UmbelError:
             raise
         except (Exception, SystemExit) as error:
             text = call_text(hook, args)
             record(source, text, error)
             msg = f"the plugin {source.name!r} failed in {text}: {one_line(error)}"
-            raise _kind(error, args)(msg, where=source) from error
+            failed = DeviceError if args and isinstance(args[0], Device) else PluginError
+            raise failed(msg, where=source) from error
         return answer
 
     return guarded
 
 
-def _check(answer: object, kind: Any) -> None:
+def _fits(answer: object, kind: Any) -> bool:
     if isinstance(kind, list):
-        good = isinstance(answer, (list, tuple)) and all(isinstance(a, kind[0]) for a in answer)
-        wanted = f"a list of {kind[0].__name__}"
-    else:
-        good, wanted = isinstance(answer, kind), getattr(kind, "__name__", kind)
-    if not good:
-        msg = f"it returned {answer!r:.100}, expected {wanted}"
-        raise TypeError(msg)
-
-
-def _kind(error: BaseException, args: Sequence[object]) -> type[UmbelError]:
-    if isinstance(error, MemoryError):
-        return OutOfMemoryError
-    return DeviceError if args and isinstance(args[0], Device) else PluginError
+        return isinstance(answer, (list, tuple)) and all(isinstance(a, kind[0]) for a in answer)
+    return isinstance(answer, kind)
 
 
 def call_text(hook: str, args: Sequence[object]) -> str:
@@ -216,29 +167,23 @@ def one_line(error: BaseException) -> str:
 
 
 def option_values(backend: Backend, given: Mapping[str, object]) -> dict[str, object]:
-    """What `open` gets: every option that the backend declares, as given or by default."""
-    known = {option.name: option for option in backend.options()}
-    for name in given:
+    """What `open` gets: every option that the backend declares, as given or by default.
+
+    A value from Python goes the way of one from the command line, by its text.
+    """
+    known: dict[str, Option] = {option.name: option for option in backend.options()}
+    values = {name: option.default for name, option in known.items()}
+    for name, value in given.items():
         if name not in known:
             msg = f"the backend {backend.name!r} has no option {name!r}"
             raise OptionError(msg, expected=", ".join(known) or "no option at all", got=name)
-    return {
-        name: _value(f"{backend.name}.{name}", option, given.get(name))
-        for name, option in known.items()
-    }
-
-
-def _value(label: str, option: Option, given: object) -> object:
-    """A value from Python goes the way of one from the command line; None is the default."""
-    if given is None:
-        return option.default
-    text = str(given).lower() if isinstance(given, bool) else str(given)
-    try:
+        option = known[name]
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        msg = f"the option {backend.name}.{name} cannot be {text!r}"
         if option.choices and text not in option.choices:
-            msg = f"choose from {', '.join(option.choices)}"
-            raise ValueError(msg)
-        return option.parse(text)
-    except (Exception, SystemExit) as error:
-        why = str(error) if isinstance(error, ValueError) else one_line(error)
-        msg = f"the option {label} cannot be {text!r}: {why}"
-        raise OptionError(msg, expected=option.help, got=text) from error
+            raise OptionError(msg, expected=", ".join(option.choices), got=text)
+        try:
+            values[name] = option.parse(text)
+        except Exception as error:
+            raise OptionError(msg, expected=option.help, got=one_line(error)) from error
+    return values

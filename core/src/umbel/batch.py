@@ -1,83 +1,74 @@
-"""The inputs of a step: a batch of sequences as the arrays that a model's graph reads."""
+"""The inputs of a step: a batch of sequences as the arrays that a model's graph reads.
+
+The step may be larger than the batch: padding tokens belong to scratch places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-import attrs
 import numpy as np
 
 from umbel.graph import MASKED
-from umbel.models import ModelGraph
+from umbel.models import StepShape
 from umbel.state import Sequence as Seq
 from umbel.state import Taken
 
+Batch = Sequence[tuple[Seq, list[int]]]  # as many new tokens for each sequence
 
-@attrs.frozen
-class Feeds:
-    """The inputs of a step, as the model's builder documents them."""
 
-    model: ModelGraph
-    batch: list[tuple[Seq, list[int]]]
-    taken: list[Taken]
+def feeds(
+    names: Iterable[str], step: StepShape, batch: Batch, taken: Sequence[Taken]
+) -> dict[str, np.ndarray]:
+    """The inputs of these names, as the model's builder documents them."""
+    s, t, n = step.sequences, step.tokens, len(batch[0][1])
+    rows = np.arange(step.rows, dtype=np.int32)
+    made = {
+        "tokens": _flat(s, t, [ids for _, ids in batch]),
+        "positions": _flat(s, t, [range(len(past), len(past) + n) for past, _ in batch]),
+        "cells": _flat(s, t, [new.cells for new in taken]),
+        "state_in": _flat(s, 1, [[past.slot] for past, _ in batch]),
+        "state_out": _flat(s, 1, [[new.slot] for new in taken]),
+        "out_ids": rows if step.rows >= step.n else rows * t + (n - 1),
+    }
+    for name in set(names) - made.keys():
+        kind, _, window = name.partition(":")
+        table = kind == "table"
+        made[name] = _table(step, batch, taken) if table else _mask(step, batch, window)
+    return made
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        makers: Mapping[str, Callable[[str], np.ndarray]] = {
-            "tokens": lambda _: self._flat([ids for _, ids in self.batch]),
-            "positions": lambda _: self._flat(
-                [range(len(s), len(s) + len(ids)) for s, ids in self.batch]
-            ),
-            "cells": lambda _: self._flat([t.cells for t in self.taken]),
-            "out_ids": lambda _: self._out_ids(),
-            "table": lambda _: self._table(),
-            "mask": self._mask,
-            "state_in": lambda _: self._slots([s.slot for s, _ in self.batch]),
-            "state_out": lambda _: self._slots([t.slot for t in self.taken]),
-        }
-        return {name: makers[name.partition(":")[0]](name) for name in self.model.inputs}
 
-    def _flat(self, rows: Sequence[Sequence[int] | np.ndarray | range]) -> np.ndarray:
-        """(sequences, tokens) of int32, flat; padding is 0."""
-        step = self.model.step
-        out = np.zeros((step.sequences, step.tokens), np.int32)
-        for row, values in zip(out, rows, strict=False):
-            row[: len(values)] = values
-        return out.reshape(-1)
+def _flat(
+    sequences: int, tokens: int, rows: Sequence[Sequence[int] | np.ndarray]
+) -> np.ndarray:
+    """(sequences * tokens,) of int32; padding is 0."""
+    out = np.zeros((sequences, tokens), np.int32)
+    for row, values in zip(out, rows, strict=False):
+        row[: len(values)] = values
+    return out.reshape(-1)
 
-    def _slots(self, slots: list[int]) -> np.ndarray:
-        out = np.zeros(self.model.step.sequences, np.int32)
-        out[: len(slots)] = slots
-        return out
 
-    def _out_ids(self) -> np.ndarray:
-        step = self.model.step
-        n = len(self.batch[0][1])
-        if step.rows >= step.n and step.n > 1:
-            return np.arange(step.rows, dtype=np.int32)
-        last = np.arange(step.rows, dtype=np.int32) * step.tokens
-        return last + (n - 1)
+def _table(step: StepShape, batch: Batch, taken: Sequence[Taken]) -> np.ndarray:
+    """(sequences, kv_length): the cells in order, the step's own at the end."""
+    out = np.zeros((step.sequences, step.kv_length), np.int32)
+    own = step.kv_length - step.tokens
+    for row, (sequence, ids), new in zip(out, batch, taken, strict=False):
+        row[own - len(sequence) : own] = sequence.cells
+        row[own : own + len(ids)] = new.cells
+    return out
 
-    def _table(self) -> np.ndarray:
-        step = self.model.step
-        out = np.zeros((step.sequences, step.kv_length), np.int32)
-        own = step.kv_length - step.tokens
-        for row, (sequence, ids), taken in zip(out, self.batch, self.taken, strict=False):
-            row[own - len(sequence) : own] = sequence.cells
-            row[own : own + len(ids)] = taken.cells
-        return out
 
-    def _mask(self, name: str) -> np.ndarray:
-        """0 where a token may look: not ahead, not out of its window, not at padding."""
-        step = self.model.step
-        window = int(name.partition(":")[2] or 0)
-        out = np.full((step.sequences, 1, step.tokens, step.kv_length), MASKED, np.float32)
-        own = step.kv_length - step.tokens
-        for rows, (sequence, ids) in zip(out[:, 0], self.batch, strict=False):
-            past = len(sequence)
-            looked_at = np.arange(-past, len(ids))
-            looking = np.arange(len(ids))[:, None]
-            seen = looked_at <= looking
-            if window:
-                seen &= looking - looked_at < window
-            rows[: len(ids), own - past : own + len(ids)][seen] = 0
-        return out
+def _mask(step: StepShape, batch: Batch, window: str) -> np.ndarray:
+    """(sequences, 1, tokens, kv_length): 0 where a token may look, not ahead, not out of its
+    window, not at padding."""
+    out = np.full((step.sequences, 1, step.tokens, step.kv_length), MASKED, np.float32)
+    own = step.kv_length - step.tokens
+    for rows, (sequence, ids) in zip(out[:, 0], batch, strict=False):
+        past = len(sequence)
+        looked_at = np.arange(-past, len(ids))
+        looking = np.arange(len(ids))[:, None]
+        seen = looked_at <= looking
+        if window:
+            seen &= looking - looked_at < int(window)
+        rows[: len(ids), own - past : own + len(ids)][seen] = 0
+    return out

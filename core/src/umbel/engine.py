@@ -1,35 +1,43 @@
 """Continuous batching: sequences join and leave between steps, on a thread of the engine's own.
 
-Every caller hands in jobs and reads events; only the engine's thread touches the runner.
-Between two steps of decoding one piece of one prompt is prefilled, so that a long prompt holds
-nobody up.
+Every caller hands in jobs and reads their events; only the engine's thread touches the runner
+and the state of sequences. Between two steps of decoding one piece of one prompt is prefilled,
+so that a long prompt holds nobody up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import attrs
 import numpy as np
 
 from umbel.errors import CancelledError, ContextFullError, UmbelError
+from umbel.output import Output
 from umbel.runner import Runner
 from umbel.sampling import Sampler
-from umbel.state import Mark, Sequence
+from umbel.state import Mark
+from umbel.state import Sequence as Seq
 
 T = TypeVar("T")
 
 
 @attrs.frozen
 class Token:
-    """One sampled token; `logprobs` are (id, log probability) of the best ones and of it."""
+    """One sampled token, with the characters it completes.
+
+    `logprobs` are (id, log probability) of the best ones and of it.
+    """
 
     id: int
+    text: str
     logprobs: tuple[tuple[int, float], ...] = ()
 
 
@@ -43,9 +51,10 @@ class Shifted:
 
 @attrs.frozen
 class Done:
-    """The end: "stop" (an end-of-text token), "length", "cancelled" or "error"."""
+    """The end: "stop" (of the text, or a stop string), "length", "cancelled" or "error"."""
 
     reason: str
+    text: str = ""  # what was held back
     error: BaseException | None = None
 
 
@@ -54,37 +63,56 @@ Event = Token | Shifted | Done
 
 @attrs.define(eq=False)
 class Job:
-    """One request: prefill `prompt` after `sequence`, then sample up to `max_tokens`."""
+    """One request: prefill `prompt` after `sequence`, then sample up to `max_tokens`.
 
-    sequence: Sequence
+    When it ends before the prompt is computed, the sequence is what it was, and `pending`
+    too.
+    """
+
+    sequence: Seq
     prompt: list[int]
     sampler: Sampler
+    output: Output
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     keep: int = -1  # tokens kept in front when the context is shifted; -1: end instead
-    logprobs: int = 0
+    logprobs: int = -1  # how many; -1: none at all
+    pending: list[int] = attrs.field(factory=list)  # follow the sequence, but are not computed
     done: Callable[[Job], None] = lambda job: None  # called on the engine's thread
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
     sampled: int = 0
-    last: int | None = None  # sampled, not yet computed
+    wanted: int | None = None  # of the sampled tokens, when it was cancelled
     cancelled: bool = False
-    logits: np.ndarray | None = None  # after the prompt, when no token is wanted
-    _pieces: Iterator[list[int]] | None = None
-    _mark: Mark | None = None
+    ended: bool = False
+    began: float = attrs.field(factory=time.perf_counter)
+    first: float = 0.0  # when the first token was sampled
+    last: float = 0.0
+    pieces: Iterator[list[int]] | None = None
+    mark: Mark | None = None  # held while the prompt is computed
+
+
+@attrs.define(eq=False)
+class _Call:
+    function: Callable[[], Any]
+    future: futures.Future[Any] = attrs.field(factory=futures.Future)
+    cancelled: bool = False
 
 
 class Engine:
-    """Runs jobs on one model. The thread starts with the first of them."""
+    """Runs jobs on one model."""
+
+    idle = 2.0  # seconds without work after which the thread ends; the next job starts another
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._posts: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._prefilling: Job | None = None
         self._decoding: list[Job] = []
-        self._running: Job | None = None  # whose prompt the current step computes
+        self._current: Sequence[Job | _Call] = ()  # for whom the device computes now
         self._thread: threading.Thread | None = None
-        self._start = threading.Lock()
+        # Reentrant: the garbage collector may cancel a job in the middle of anything.
+        self._lock = threading.RLock()
         self._closed = False
 
     # from any thread
@@ -95,65 +123,94 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queues the job; its events end with `Done`."""
-        self._post(lambda: self._waiting.append(job))
+        self.post(lambda: self._waiting.append(job))
 
-    def cancel(self, job: Job) -> None:
-        """Ends the job soon; what was sampled so far stays."""
-        job.cancelled = True
-        if self._running is job:
-            self.runner.cancel()
-        self._post(lambda: None)
+    def cancel(self, job: Job, wanted: int, *, wait: bool = True) -> None:
+        """Ends the job between two steps; `wanted` of the sampled tokens are kept."""
+        job.cancelled, job.wanted = True, wanted
+        self._interrupt()
+        with contextlib.suppress(UmbelError):  # closed: then it has ended
+            (self.call if wait else self.post)(lambda: self._stop(job))
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs `function` between two steps and gives its result; Ctrl-C stops it."""
         if threading.current_thread() is self._thread:
             return function()
-        future: Future[T] = Future()
-        self._post(lambda: _run(function, future))
+        call = _Call(function)
+        self.post(lambda: self._run(call))
         try:
-            return future.result()
+            result: T = call.future.result()
         except KeyboardInterrupt:
-            future.cancel()
-            self.runner.cancel()
+            call.cancelled = True
+            if not call.future.cancel():
+                self._interrupt()
+                futures.wait([call.future])  # who asked finds everything settled
             raise
+        return result
 
-    def close(self) -> None:
-        """Ends all jobs and the thread."""
-        with self._start:
-            if self._closed:
-                return
-            self._closed = True
-            thread = self._thread
-        for job in (*self._waiting, *self._decoding, *filter(None, [self._prefilling])):
-            job.cancelled = True
-        self.runner.cancel()
-        self._calls.put(None)
-        if thread is not None:
-            thread.join()
-
-    def _post(self, call: Callable[[], None]) -> None:
-        with self._start:
+    def post(self, function: Callable[[], None]) -> None:
+        """Runs `function` between two steps, and does not wait for it."""
+        with self._lock:
             if self._closed:
                 msg = "the model is closed"
                 raise UmbelError(msg, do="load it again")
+            self._posts.put(function)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="umbel", daemon=True)
                 self._thread.start()
-        self._calls.put(call)
+
+    def close(self) -> None:
+        """Ends all jobs and the thread."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            if self._current:
+                self.runner.cancel()
+            self._posts.put(lambda: None)  # wakes it up
+        if thread not in (None, threading.current_thread()):
+            assert thread is not None
+            thread.join()
+
+    def _interrupt(self) -> None:
+        """Stops the step that runs, when nobody wants it any more."""
+        with self._lock:
+            if self._current and all(task.cancelled for task in self._current):
+                self.runner.cancel()
 
     # on the engine's thread
 
     def _loop(self) -> None:
-        while True:
+        while not self._closed or not self._posts.empty():
             busy = bool(self._waiting or self._prefilling or self._decoding)
-            while not busy or not self._calls.empty():
-                call = self._calls.get()
-                if call is None:
-                    self._end_all()
+            try:
+                post = self._posts.get(not busy, self.idle)
+            except Empty:
+                if busy:
+                    self._turn()
+                elif self._rests():
                     return
-                call()
-                busy = bool(self._waiting or self._prefilling or self._decoding)
-            self._turn()
+            else:
+                post()
+                del post  # what it holds can be collected while this thread waits
+        for job in (*self._waiting, *self._decoding, *filter(None, [self._prefilling])):
+            self._finish(job, "cancelled")
+
+    def _rests(self) -> bool:
+        """Ends the thread, so that a model that nobody holds any more can be collected."""
+        with self._lock:
+            if self._posts.empty():
+                self._thread = None
+            return self._thread is None
+
+    def _run(self, call: _Call) -> None:
+        if call.future.set_running_or_notify_cancel():
+            try:
+                with self._computing([call]):
+                    result = call.function()
+            except BaseException as error:
+                call.future.set_exception(error)
+            else:
+                call.future.set_result(result)
 
     def _turn(self) -> None:
         """One piece of a prompt, then one token for everybody who is decoding."""
@@ -161,15 +218,16 @@ class Engine:
             self._prefilling = self._waiting.popleft()
         if self._prefilling is not None:
             self._guard([self._prefilling], self._prefill)
-        live = []
         for job in self._decoding:
-            if job.cancelled:
-                self._finish(job, "cancelled")
-            elif self._has_room(job):
-                live.append(job)
-        self._decoding = live
-        if live:
-            self._guard(live, self._decode)
+            if len(job.sequence) >= self.runner.settings.ctx:
+                self._guard([job], self._make_room)
+        while self.runner.room < len(self._decoding):
+            msg = "sessions that are open leave no room for the next token"
+            do = "close sessions, or load the model with a larger ctx or parallel"
+            self._finish(self._decoding[-1], "error", ContextFullError(msg, do=do))
+        jobs, widest = self._decoding, self.runner.widest
+        for i in range(0, len(jobs), widest):
+            self._guard(jobs[i : i + widest], self._decode)
 
     def _admits(self, job: Job) -> bool:
         """Whether there is a place among those who decode, and cells for the prompt."""
@@ -182,44 +240,44 @@ class Engine:
     def _guard(self, jobs: list[Job], step: Callable[[list[Job]], None]) -> None:
         """A step that fails ends the jobs that took part in it, and nothing else."""
         try:
-            step(jobs)
-        except CancelledError:
-            for job in jobs:
-                self._finish(job, "cancelled")
+            with self._computing(jobs):
+                step(jobs)
         except Exception as error:
+            stopped = isinstance(error, CancelledError)
             for job in jobs:
-                self._finish(job, "error", error)
+                self._finish(job, "cancelled") if stopped else self._finish(job, "error", error)
+
+    @contextlib.contextmanager
+    def _computing(self, tasks: Sequence[Job | _Call]) -> Iterator[None]:
+        with self._lock:
+            self._current = tasks
+            self.runner.cancelled = self._closed or all(task.cancelled for task in tasks)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._current = ()
 
     def _prefill(self, jobs: list[Job]) -> None:
         (job,) = jobs
-        if job._pieces is None:
-            self.runner.check_room(job.sequence, len(job.prompt))
-            job._pieces = iter(self.runner.pieces(job.prompt))
-            job._mark = self.runner.cache.mark(job.sequence)
-        if job.cancelled:
-            self._finish(job, "cancelled")
-            return
-        piece = next(job._pieces)
-        self._running = job
-        try:
-            logits = self.runner.step([(job.sequence, piece)], 1)
-        finally:
-            self._running = None
-        assert job._mark is not None
-        if len(job.sequence) == job._mark.tokens + len(job.prompt):
-            self.runner.cache.release(job._mark)
-            job._mark = None
-            self._prefilling = None
-            self.runner.cache.snapshot(job.sequence)
-            job.logits = logits[0]
+        cache = self.runner.cache
+        if job.mark is None:
+            job.pieces = self.runner.pieces(job.prompt)
+            job.mark = cache.mark(job.sequence)
+        assert job.pieces is not None
+        logits = self.runner.step([(job.sequence, next(job.pieces))], 1)
+        if len(job.sequence) == job.mark.tokens + len(job.prompt):
+            cache.release(job.mark)
+            job.mark, job.pending, self._prefilling = None, [], None
+            cache.snapshot(job.sequence)
             self._decoding.append(job)
             self._advance(job, logits[0])
 
     def _decode(self, jobs: list[Job]) -> None:
-        batch = [(job.sequence, [job.last]) for job in jobs if job.last is not None]
-        logits = self.runner.step(batch, len(batch))
+        ids = [job.pending[0] for job in jobs]
+        logits = self.runner.decode([job.sequence for job in jobs], ids)
         for job, row in zip(jobs, logits, strict=True):
-            job.last = None
+            job.pending = []
             self._guard([job], lambda _, job=job, row=row: self._advance(job, row))  # type: ignore[misc]
 
     def _advance(self, job: Job, logits: np.ndarray) -> None:
@@ -228,63 +286,50 @@ class Engine:
             self._finish(job, "length")
             return
         token = job.sampler.sample(logits)
-        pairs = job.sampler.logprobs(logits, job.logprobs, chosen=token) if job.logprobs else ()
-        job.last = token
+        wanted = job.logprobs >= 0
+        pairs = job.sampler.logprobs(logits, job.logprobs, chosen=token) if wanted else ()
+        job.last = time.perf_counter()
+        job.first = job.first or job.last
+        job.pending = [token]
         job.sampled += 1
-        job.events.put(Token(token, tuple(pairs)))
-        if token in job.stop_ids:
+        ends = token in job.stop_ids
+        job.events.put(Token(token, "" if ends else job.output.push(token), tuple(pairs)))
+        full = job.keep < 0 and len(job.sequence) + 1 >= self.runner.settings.ctx
+        if ends or job.output.stop_string is not None:
             self._finish(job, "stop")
-        elif job.sampled >= job.max_tokens:
+        elif full or job.sampled >= job.max_tokens:
             self._finish(job, "length")
 
-    def _has_room(self, job: Job) -> bool:
-        """Makes room for one more token, or ends the job: a context is never cut silently."""
-        if len(job.sequence) < self.runner.settings.ctx:
-            return True
-        if job.keep < 0:
-            self._finish(job, "length")
-            return False
+    def _make_room(self, jobs: list[Job]) -> None:
+        """Shifts a context that is full. When that fails, what it dropped is pending."""
+        (job,) = jobs
+        before = list(job.sequence.tokens)
         try:
-            dropped = self.runner.shift(job.sequence, job.keep)
-        except UmbelError as error:
-            self._finish(job, "error", error)
-            return False
-        job.events.put(Shifted(dropped, job.keep))
-        return True
+            job.events.put(Shifted(self.runner.shift(job.sequence, job.keep), job.keep))
+        except BaseException:
+            job.pending = [*before[len(job.sequence) :], *job.pending]
+            raise
+
+    def _stop(self, job: Job) -> None:
+        if job.ended:  # before it was cancelled: what nobody has read is not wanted
+            job.done(job)
+        else:
+            self._finish(job, "cancelled")
 
     def _finish(self, job: Job, reason: str, error: BaseException | None = None) -> None:
-        if job._mark is not None:  # in the middle of its prompt: as it was before
-            self.runner.cache.restore(job.sequence, job._mark)
-            job._mark = None
+        job.ended = True
+        if job.mark is not None:  # in the middle of its prompt: as it was before
+            self.runner.cache.restore(job.sequence, job.mark)
+            job.mark = None
         if self._prefilling is job:
             self._prefilling = None
         self._decoding = [j for j in self._decoding if j is not job]
-        job.done(job)
-        job.events.put(Done(reason, error))
-
-    def _end_all(self) -> None:
-        for job in (*self._waiting, *self._decoding, *filter(None, [self._prefilling])):
-            self._finish(job, "cancelled")
-        self._waiting.clear()
-        while not self._calls.empty():
-            call = self._calls.get()
-            if call is not None:
-                call()
-        for job in self._waiting:
-            self._finish(job, "cancelled")
-
-
-def _run(function: Callable[[], Any], future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def full(need: int, ctx: int) -> ContextFullError:
-    """The error for a prompt that leaves no room for an answer."""
-    msg = "the prompt fills the context and leaves no room for an answer"
-    do = "shorten it, or load the model with a larger ctx"
-    return ContextFullError(msg, expected=f"fewer than {ctx} tokens", got=need, do=do)
+        self._waiting = deque(j for j in self._waiting if j is not job)
+        text = job.output.flush()
+        if reason == "length" and job.output.stop_string is not None:
+            reason = "stop"
+        try:
+            job.done(job)
+        except Exception as fault:  # the others go on whatever it is
+            reason, error = "error", error or fault
+        job.events.put(Done(reason, text, error))

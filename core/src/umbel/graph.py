@@ -9,6 +9,7 @@ name: the builder is handed operation objects.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -65,6 +66,8 @@ class Operation:
     view: bool = False  # the result is a window on input 0: nothing is computed
     writes: bool = False  # the result is input 0 itself, changed in place
     in_place: bool = False  # elementwise: the result may take the memory of an input like it
+    mutates: tuple[int, ...] = ()  # inputs that are changed in place: the reference gets these
+    # as they are stored
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -105,7 +108,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """Number of values."""
-        return int(np.prod(self.shape, dtype=object))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +140,7 @@ def contiguous(shape: Shape, dtype: DType) -> tuple[int, ...]:
 
 @attrs.frozen(eq=False)
 class RowsForm:
-    """An operation on state for a device that cannot scatter: the plan writes the rows later."""
+    """An operation on state where a device cannot scatter: the plan writes the rows later."""
 
     result: Tensor
     writes: tuple[tuple[Tensor, Tensor, Tensor], ...]  # (state, new rows, row numbers)
@@ -241,11 +244,11 @@ class Builder:
     def graph(self, outputs: Iterable[Tensor]) -> Graph:
         """The graph of what `outputs` need, in the order it was built."""
         wanted = tuple(outputs)
-        needed: set[Tensor] = set()
+        own, needed = set(self.nodes), set[Tensor]()
         pending = list(wanted)
         while pending:
             tensor = pending.pop()
-            if tensor not in needed:
+            if tensor in own and tensor not in needed:
                 needed.add(tensor)
                 pending.extend(tensor.inputs)
         return Graph(tuple(n for n in self.nodes if n in needed), wanted)

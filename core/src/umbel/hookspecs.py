@@ -10,7 +10,7 @@ are listed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -92,6 +92,7 @@ class Buffer(Protocol):
         """The memory itself as uint8, for `r` or `rw`; only where the type is `is_host`."""
 
 
+@runtime_checkable
 class BufferType(Protocol):
     """How memory lives on a device."""
 

@@ -7,10 +7,14 @@ host.memory=` choose.
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 import numpy as np
@@ -23,7 +27,14 @@ from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hook
 from umbel.host_kernels import Arrays, Step, compile_node
 from umbel.host_memory import Budget, HostBufferType
 
+log = logging.getLogger("umbel")
+T = TypeVar("T")
+
 DEVICE = Device("host:0", "NumPy on the CPU", priority=0)
+_LIMITS = (  # of a container
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 @attrs.define(eq=False)
@@ -42,10 +53,14 @@ def _bytes(text: str) -> int:
     """A size such as 800M or 2G."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     unit = units.get(text[-1:].upper(), 1)
-    number = text[:-1] if unit > 1 else text
-    if int(number) < 0:
-        raise ValueError(text)
-    return int(number) * unit
+    return _whole(text[:-1] if unit > 1 else text) * unit
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        msg = "a whole number that is not negative is wanted"
+        raise ValueError(msg)
+    return int(text)
 
 
 @hookimpl
@@ -55,20 +70,12 @@ def devices() -> Sequence[Device]:
 
 @hookimpl
 def options() -> Sequence[Option]:
+    once = "once: keep float32 copies of the weights; blocks: never; auto: as memory allows"
+    most = "bytes that those copies may take (auto: half of what is free)"
     return [
-        Option(
-            "dequantise",
-            "once: keep float32 copies of the weights; blocks: never; auto: as memory allows",
-            "auto",
-            choices=("auto", "once", "blocks"),
-        ),
-        Option(
-            "memory",
-            "bytes that those copies may take (auto: half of what is free)",
-            None,
-            _bytes,
-        ),
-        Option("threads", "threads of the BLAS library", None, int),
+        Option("dequantise", once, "auto", choices=("auto", "once", "blocks")),
+        Option("memory", most, None, _bytes),
+        Option("threads", "threads of the BLAS library; 0: as many as it likes", None, _whole),
     ]
 
 
@@ -78,21 +85,24 @@ def open(
 ) -> DeviceInfo:
     total, free = memory()
     mode, limit = options.get("dequantise", "auto"), options.get("memory")
-    if limit is None:
+    if mode == "blocks" or limit is None:
         limit = {"once": 1 << 62, "blocks": 0}.get(str(mode), free // 2)
-    if mode == "blocks":
-        limit = 0
-    threads = options.get("threads")
-    if threads and not host_blas.set_threads(int(str(threads))):
-        text = "this NumPy's BLAS has no thread control: --threads has no effect on host:0"
-        warnings.warn(text, stacklevel=2)
+    _set_threads(int(str(options.get("threads") or 0)))
     _open[device.name] = _Host(HostBufferType(Budget(int(str(limit)))))
     return DeviceInfo(
         memory_total=total,
         memory_free=free,
         reads_host=True,
-        details={"numpy": np.__version__, "threads": host_blas.threads() or os.cpu_count()},
+        details={"numpy": np.__version__, "threads": host_blas.threads()},
     )
+
+
+def _set_threads(wanted: int) -> None:
+    most = host_blas.cpus()
+    if wanted > most:
+        log.warning("--threads %d is more than the %d processors: %d it is", wanted, most, most)
+    if not host_blas.set_threads(min(wanted, most) or None) and wanted:
+        log.warning("--threads has no effect on host:0: this NumPy's BLAS has no such control")
 
 
 @hookimpl
@@ -113,32 +123,34 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 @hookimpl
 def graph_compute(device: Device, graph: SplitGraph) -> None:
     host = _open[device.name]
-    program = host.programs.get(graph.uid)
-    if program is None:
-        arrays = Arrays(graph.slots)
-        computed = [n for n in graph.nodes if n.op is not None and not n.op.view]
-        program = [(n, compile_node(n, arrays)) for n in computed]
-        host.programs[graph.uid] = program
     host.cancelled = False
     with np.errstate(all="ignore"):
-        for node, step in program:
+        if graph.uid not in host.programs:
+            arrays = Arrays(graph.slots)
+            host.programs[graph.uid] = [
+                (n, _named(n, partial(compile_node, n, arrays))) for n in graph.nodes
+            ]
+        for node, step in host.programs[graph.uid]:
             if host.cancelled:
                 msg = "the step was cancelled"
                 raise CancelledError(msg, where=device.name)
-            try:
-                step()
-            except UmbelError:
-                raise
-            except Exception as error:
-                raise _failure(node, error) from error
+            _named(node, step)
 
 
-def _failure(node: Tensor, error: Exception) -> DeviceError:
-    if isinstance(error, MemoryError):
+def _named(node: Tensor, call: Callable[[], T]) -> T:
+    """What the call returns; its errors name the node."""
+    try:
+        return call()
+    except UmbelError:
+        raise
+    except MemoryError as error:
         msg = f"there is no room to compute {node.label}"
-        return OutOfMemoryError(msg, where=DEVICE.name, got=node)
-    msg = f"{node.label} failed"
-    return DeviceError(msg, where=DEVICE.name, got=f"{type(error).__name__}: {error}")
+        do = "use -O host.dequantise=blocks, or a smaller --ubatch"
+        raise OutOfMemoryError(msg, where=DEVICE.name, got=node, do=do) from error
+    except Exception as error:
+        msg = f"{node.label} failed"
+        why = f"{type(error).__name__}: {error}"
+        raise DeviceError(msg, where=DEVICE.name, got=why) from error
 
 
 @hookimpl
@@ -162,14 +174,22 @@ def status(device: Device) -> Mapping[str, object]:
 
 
 def memory() -> tuple[int, int]:
-    """(total, available) bytes of this machine's memory; zeros where it does not tell."""
-    table = Path("/proc/meminfo")
-    if table.exists():
-        rows = dict(line.split(":", 1) for line in table.read_text().splitlines())
-        total, free = (int(rows[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
-        return total, free
-    try:
+    """(total, available) bytes of memory for this process; zeros where nobody tells."""
+    total = free = 0
+    with suppress(OSError, ValueError, AttributeError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0, 0
-    return total, total // 2
+        free = _number(Path("/proc/meminfo"), r"^MemAvailable: +(\d+)") << 10 or total // 2
+    for limit in _LIMITS:
+        most = _number(limit, r"^(\d+)")
+        if 0 < most < total:
+            taken = _number(limit.parent / "memory.stat", r"^(?:anon|total_rss) (\d+)")
+            total, free = most, min(free, max(most - taken, 0))
+    return total, free
+
+
+def _number(path: Path, pattern: str) -> int:
+    """A number in a file of the system; 0 where there is none."""
+    with suppress(OSError, UnicodeDecodeError):
+        found = re.search(pattern, path.read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0

@@ -4,15 +4,20 @@ needed."""
 from __future__ import annotations
 
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
 
+from umbel import host_blas
 from umbel.errors import OutOfMemoryError
 from umbel.gguf.quants import dequantise
-from umbel.gguf.types import F32, DType
+from umbel.gguf.types import DType
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, Device
+
+PIECE = 1 << 17  # values that are dequantised at a time: they stay in the processor's cache
 
 
 @attrs.define(eq=False)
@@ -28,8 +33,11 @@ class Budget:
         self.used += nbytes
         return True
 
+    def give(self, nbytes: int) -> None:
+        self.used -= nbytes
 
-@attrs.frozen(eq=False)
+
+@attrs.define(eq=False)
 class HostBuffer:
     """Plain memory."""
 
@@ -44,7 +52,8 @@ class HostBuffer:
         return int(self.memory.ctypes.data)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        return self.memory[offset : offset + nbytes].copy()
+        copy: np.ndarray = self.memory[offset : offset + nbytes].copy()
+        return copy
 
     def write(self, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -58,59 +67,47 @@ class HostBuffer:
 
 
 @attrs.define(eq=False)
-class HostWeight:
+class HostWeight(HostBuffer):
     """A weight as the file maps it, and its float32 values once they were asked for."""
 
-    raw: np.ndarray  # as `GGUFFile.array` gives it
+    raw: np.ndarray  # the same memory, as `GGUFFile.array` gives it
+    shape: tuple[int, ...]
     dtype: DType
     budget: Budget
     _dense: np.ndarray | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.raw.nbytes)
-
-    @property
-    def handle(self) -> HostWeight:
-        return self
-
     def dense(self, *, always: bool = False) -> np.ndarray | None:
-        """All values as float32, kept; None when the budget does not allow a copy."""
+        """All values, as float32 unless they are integers, kept; None when the budget does not
+        allow a copy."""
         with self._lock:
-            if self._dense is None:
-                if self.dtype is F32:
-                    self._dense = self.raw
-                else:
-                    nbytes = 4 * self.raw.nbytes // self.dtype.block_bytes * self.dtype.block
-                    if self.budget.take(nbytes) or always:
-                        self._dense = _in_pieces(self.raw, self.dtype)
+            if self._dense is None and self.raw.dtype in (np.float32, np.int32):
+                self._dense = self.raw
+            elif self._dense is None:
+                nbytes = self.nbytes // self.dtype.block_bytes * self.dtype.block * 4
+                if self.budget.take(nbytes):
+                    weakref.finalize(self, self.budget.give, nbytes)
+                    self._dense = self.values(slice(None))
+                elif always:
+                    self._dense = self.values(slice(None))
             return self._dense
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
-        flat = np.ascontiguousarray(self.raw).reshape(-1).view(np.uint8)
-        return flat[offset : offset + nbytes].copy()
+    def values(self, rows: slice) -> np.ndarray:
+        """Some of the values along the first axis, as float32."""
+        raw = np.ascontiguousarray(self.raw[rows]).view(np.uint8)
+        blocks = raw.reshape(-1, self.dtype.block_bytes)
+        values = np.empty((len(blocks), self.dtype.block), np.float32)
+        step = PIECE // self.dtype.block
 
-    def write(self, offset: int, data: np.ndarray) -> None:
-        msg = "a mapped weight cannot be written; store it anew"
-        raise OutOfMemoryError(msg)
+        def decode(at: int) -> None:
+            # as one long row: of many rows the decoder would make smaller pieces again
+            piece = blocks[at : at + step].reshape(-1).view(self.raw.dtype)
+            values[at : at + step] = dequantise(piece, self.dtype).reshape(-1, self.dtype.block)
 
-    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
-        return False
-
-    def map(self, mode: str) -> np.ndarray:
-        return np.ascontiguousarray(self.raw).reshape(-1).view(np.uint8)
-
-
-def _in_pieces(raw: np.ndarray, dtype: DType) -> np.ndarray:
-    """Dequantised in pieces, so that the intermediates of the decoder stay small."""
-    rows = raw.reshape(-1, raw.shape[-1])
-    n = raw.shape[-1] // (dtype.block_bytes if dtype.numpy is None else 1) * dtype.block
-    dense = np.empty((len(rows), n), np.float32)
-    step = max(1, (1 << 20) // max(n, 1))
-    for at in range(0, len(rows), step):
-        dense[at : at + step] = dequantise(rows[at : at + step], dtype)
-    return dense.reshape(*raw.shape[:-1], n)
+        starts = range(0, len(blocks), step)
+        with ThreadPoolExecutor(host_blas.threads()) as pool:
+            list((pool.map if len(starts) > 1 else map)(decode, starts))
+        return values.reshape(-1, *self.shape[1:])
 
 
 @attrs.frozen(eq=False)
@@ -136,13 +133,13 @@ class HostBufferType:
     def allocate(self, nbytes: int, usage: str) -> HostBuffer:
         try:
             memory = np.empty(nbytes + self.alignment, np.uint8)
-        except MemoryError as error:
+        except (MemoryError, ValueError) as error:
             msg = f"there is no room for {nbytes} bytes of {usage} memory"
-            raise OutOfMemoryError(
-                msg, where="host", do="use a smaller --ctx, or --kv q8_0"
-            ) from error
+            do = "use a smaller --ctx, or --kv q8_0"
+            raise OutOfMemoryError(msg, where="host", got=nbytes, do=do) from error
         start = -memory.ctypes.data % self.alignment
         return HostBuffer(memory[start : start + nbytes])
 
     def store(self, tensor: Tensor, array: np.ndarray) -> HostWeight:
-        return HostWeight(array, tensor.dtype, self.budget)
+        memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return HostWeight(memory, array, tensor.shape, tensor.dtype, self.budget)

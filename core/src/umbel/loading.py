@@ -7,12 +7,18 @@ from collections import Counter
 from collections.abc import Mapping
 
 from umbel import gguf, plugins
-from umbel.errors import OptionError, UmbelError, UnsupportedModelError
-from umbel.hookspecs import Device
+from umbel.errors import (
+    DeviceError,
+    ModelFormatError,
+    OptionError,
+    UmbelError,
+    UnsupportedModelError,
+)
 from umbel.models import Architecture, ModelDefinition, StepShape, architecture
 from umbel.ops import OPS
-from umbel.plan import Target
+from umbel.plan import Plan, Target
 from umbel.runner import Runner
+from umbel.text import Tokenizer
 
 log = logging.getLogger("umbel")
 
@@ -39,7 +45,16 @@ def define(file: gguf.GGUFFile) -> ModelDefinition:
     return ModelDefinition.of(file, found or architecture(name, where=file.path), ops)
 
 
+def check_vocabulary(definition: ModelDefinition, tokenizer: Tokenizer) -> None:
+    """Every token has its row in the embedding, and every row is a token."""
+    if tokenizer.n_vocab != definition.hparams.n_vocab:
+        msg = "the vocabulary and the token embedding are of different sizes"
+        where, rows = definition.file.path, definition.hparams.n_vocab
+        raise ModelFormatError(msg, where=where, expected=tokenizer.n_vocab, got=rows)
+
+
 def context(definition: ModelDefinition, ctx: int | None) -> int:
+    """Tokens of context: as asked for, as trained, or as positions allow."""
     trained = definition.hparams.n_ctx_train
     if ctx is None:
         return min(trained, CTX)
@@ -52,10 +67,12 @@ def context(definition: ModelDefinition, ctx: int | None) -> int:
     return ctx
 
 
-def number(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+def number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:
+    """A whole number out of a range, as Python or JSON give it; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         msg = f"{name} has a value that cannot be used"
-        raise OptionError(msg, where=name, expected=f"a whole number from {least}", got=value)
+        expected = f"a whole number from {least}" + f" to {most}" * (most < 2**31 - 1)
+        raise OptionError(msg, where=name, expected=expected, got=value)
     return value
 
 
@@ -65,77 +82,79 @@ def targets(
     threads: int | None,
     strict: bool,
 ) -> list[Target]:
-    """The devices in order: those named, then those that share host memory, the host last."""
+    """The devices in order: those named, then those that share host memory, the host last.
+
+    One that fails to open is an error when it was named, else a line says so.
+    """
     found = plugins.get()
-    if strict:
-        for fault in found.faults:
-            raise fault.error()
-    chosen = [found.find(name.strip()) for name in names.split(",")]
+    wanted = [name.strip() for name in names.split(",")]
+    chosen = [found.find(name) for name in wanted]
+    if strict and found.faults:
+        raise found.faults[0].error()
     given = {name: dict(values) for name, values in (options or {}).items()}
     made: list[Target] = []
-    for device in [*chosen, *found.devices()]:
-        named = device in chosen
-        if device.name in [t.name for t in made] or (device.simulated and not named):
-            continue
+    others = (d for d in found.devices() if not d.simulated)
+    for device in dict.fromkeys([*chosen, *others]):
         backend = found.owner(device)
-        if threads is not None and any(o.name == "threads" for o in backend.options()):
+        if threads and any(option.name == "threads" for option in backend.options()):
             given.setdefault(backend.name, {}).setdefault("threads", threads)
-        opened = _open(found, device, given, named)
-        if opened is not None and (named or opened.info.reads_host):
-            made.append(
-                Target(
-                    device,
-                    opened.info,
-                    opened.buffer_type,
-                    backend.op_supported,
-                    backend.graph_compute,
-                    backend.sync,
-                    backend.cancel,
-                    backend.forget,
-                    opened.lock,
-                )
-            )
-    host = next(t for t in made if t.device.backend == "host")
-    return [t for t in made if t is not host] + [host]
+        named = device in chosen and plugins.AUTO not in wanted
+        try:
+            opened = found.open(device, given)
+        except UmbelError as error:
+            if strict or named or backend.name == "host" or isinstance(error, OptionError):
+                raise
+            log.warning("%s is not used: %s", device.name, error.what)
+            continue
+        if device in chosen or opened.info.reads_host or not made:
+            made.append(_target(opened))
+        if backend.name == "host":  # it runs everything: nothing is left for others
+            break
+    return made
 
 
-def _open(
-    found: plugins.Plugins, device: Device, options: plugins.Options, named: bool
-) -> plugins.OpenDevice | None:
-    """The open device; one that nobody named may fail, which a line says."""
-    try:
-        return found.open(device, options)
-    except UmbelError as error:
-        if named or device.backend == "host":
-            raise
-        log.warning("%s is not used: %s", device.name, error.what)
-        return None
+def _target(opened: plugins.OpenDevice) -> Target:
+    backend = opened.backend
+    return Target(
+        opened.device,
+        opened.info,
+        opened.buffer_type,
+        backend.op_supported,
+        backend.graph_compute,
+        backend.sync,
+        backend.cancel,
+        backend.forget,
+        opened.lock,
+    )
 
 
 def report(runner: Runner) -> None:
     """One line for each thing that is not as the user would take for granted."""
-    if runner.definition.architecture.pooled:
-        return
-    _, plan = runner.plan(runner.padded(StepShape(1, 1, runner.settings.ctx, 1)))
-    first = runner.targets[0]
-    elsewhere = Counter(
-        (p.target.name, p.origin.partition(".")[0])
-        for p in plan.placement.nodes
-        if p.target is not first
-        and p.node.op is not None
-        and p.node.op.name not in ("cast", "cont")
-    )
-    total = len(plan.placement.nodes)
-    for name in {name for name, _ in elsewhere}:
-        kinds = ", ".join(f"{n} {what}" for (t, what), n in elsewhere.items() if t == name)
-        log.warning(
-            "%s does not run everything: %s computes %s of %d", first.name, name, kinds, total
-        )
-        log.warning("`umbel plan MODEL --device %s` tells why", first.name)
-    for device, kinds_of in runner.weights.converted.items():
-        text = ", ".join(f"{n} tensors from {kind}" for kind, n in kinds_of.items())
+    ctx, encoder = runner.settings.ctx, runner.definition.architecture.pooled
+    decode = runner.padded(StepShape(1, 1, ctx, 1))
+    _report_devices(runner, runner.plan(runner.encoder_shape(ctx) if encoder else decode))
+    for device, kinds in runner.weights.converted.items():
+        text = ", ".join(f"{n} tensors from {kind}" for kind, n in kinds.items())
+        if runner.settings.strict:
+            msg = f"weights would be converted for {device}"
+            raise DeviceError(msg, got=text, do="leave out --strict, or take another file")
         log.warning("weights are converted for %s: %s", device, text)
     unused = sorted(set(runner.definition.file.tensors) - runner.weights.used)
     if unused:
         text = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
         log.warning("%d tensors of the file are not used: %s", len(unused), text)
+
+
+def _report_devices(runner: Runner, plan: Plan) -> None:
+    """Says what does not run on the first device."""
+    nodes, first = plan.placement.nodes, runner.targets[0].name
+    elsewhere = Counter(
+        (p.target.name, p.origin.partition(".")[0])
+        for p in nodes
+        if p.target.name != first and p.node.op and p.node.op.name not in ("cast", "cont")
+    )
+    for name in dict.fromkeys(name for name, _ in elsewhere):
+        kinds = ", ".join(f"{n} {what}" for (t, what), n in elsewhere.items() if t == name)
+        text = "%s does not run everything: %s computes %s of %d"
+        log.warning(text, first, name, kinds, len(nodes))
+        log.warning("`umbel plan MODEL --device %s` tells why", first)

@@ -6,19 +6,19 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from umbel import gguf, loading
 from umbel.engine import Engine
-from umbel.errors import OptionError, TemplateError
+from umbel.errors import OptionError, TemplateError, UmbelError
 from umbel.generation import Generation
 from umbel.gguf import quants
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
 from umbel.session import Prompt, Session
+from umbel.state import Sequence as Seq
 from umbel.state import store
 from umbel.text import Tokenizer, load_tokenizer
 from umbel.text.chat import ChatTemplate, from_metadata
@@ -41,24 +41,26 @@ def load(
 ) -> Model:
     """Opens a GGUF file and makes it ready to run.
 
-    path      a file, a folder with one model, a hub name (`owner/repo:file`), or "demo" device
-    "auto" (the best real one), or names as `umbel devices` lists them: "numa:0,host" ctx
-    tokens of one sequence at most; by default what the model was trained for, up to 4096
-    parallel  sequences that can be full at once ubatch    tokens of one prefill step at most kv
-    how keys and values are kept: "f32", "f16" or "q8_0" threads   for backends that take it; by
-    default they choose options   of backends, as `-O` gives them: {"host": {"dequantise":
-    "blocks"}} strict    a fallback to another device, or a weight converted at load, is an
-    error check     computes node by node and names the one that fails or is not finite (slow)
-    check_tensors  looks for values that are not finite in all weights first
+    * `path`: a file, a folder with one model, a hub name (`owner/repo:file`), or "demo".
+    * `device`: "auto" (the best real one), or names as `umbel devices` lists them, separated
+      by commas; what the first cannot run goes to the next, and in the end to the host.
+    * `ctx`: tokens of one sequence at most; None: what the model was trained for, up to 4096.
+    * `parallel`: how many sequences can be that long at once.
+    * `ubatch`: tokens of one step of prefill at most.
+    * `kv`: how keys and values are kept: "f32", "f16" or "q8_0".
+    * `threads`: for backends that take it; None or 0: as they choose.
+    * `options`: of backends, as `-O` gives them: `{"host": {"dequantise": "blocks"}}`.
+    * `strict`: a plugin that failed, a fallback to another device and a weight converted at
+      load are errors.
+    * `check`: computes node by node and names the one that fails or is not finite (slow).
+    * `check_tensors`: looks for values that are not finite in all weights first.
 
-    Raises `ModelFormatError`, `UnsupportedModelError`, `DeviceError`, `OptionError`.
+    Raises `ModelFormatError`, `UnsupportedModelError`, `DeviceError`, `OptionError`. What is
+    not as one would expect is told on the logger "umbel".
     """
     file = gguf.open(find_model(os.fspath(path)))
     try:
         definition = loading.define(file)
-        if check_tensors:
-            for name, info in file.tensors.items():
-                quants.check(name, file.array(name), info.dtype, file.path)
         settings = Settings(
             ctx=loading.context(definition, ctx),
             parallel=loading.number("parallel", parallel, 1),
@@ -67,8 +69,13 @@ def load(
             check=check,
             strict=strict,
         )
-        devices = loading.targets(device, options, threads, strict)
+        threads = loading.number("threads", threads or 0, 0)
         tokenizer = load_tokenizer(file.metadata, where=str(file.path))
+        loading.check_vocabulary(definition, tokenizer)
+        if check_tensors:
+            for name, info in file.tensors.items():
+                quants.check(name, file.array(name), info.dtype, file.path)
+        devices = loading.targets(device, options, threads, strict)
         runner = Runner(definition, devices, settings)
         loading.report(runner)
     except BaseException:
@@ -99,21 +106,27 @@ class Model:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template of the file, or None where it has none. A broken one fails when used."""
-        names = (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        bos, eos = ("" if i is None else self.tokenizer.token_text(i) for i in names)
+        bos, eos = self._ends()
         return from_metadata(self.file.metadata, bos, eos, str(self.file.path))
+
+    def _ends(self) -> tuple[str, str]:
+        """The texts of the BOS and EOS tokens."""
+        ids = (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        bos, eos = ("" if i is None else self.tokenizer.token_text(i) for i in ids)
+        return bos, eos
 
     @cached_property
     def fingerprint(self) -> str:
         """Names this model's weights and state layout, for saved sessions."""
-        digest = hashlib.sha256(f"{self.file.size} {self.runner.settings.kv}".encode())
+        keys = {k: v for k, v in self.file.metadata.items() if not k.startswith("tokenizer.")}
+        digest = hashlib.sha256(f"{self.file.size} {self.runner.settings.kv} {keys}".encode())
         for name, info in self.file.tensors.items():
             digest.update(f"{name} {info.shape} {info.dtype} {info.offset}".encode())
-        first = next(iter(self.file.tensors))
-        digest.update(self.file.array(first).reshape(-1)[: 1 << 18].tobytes())
+        first = self.file.array("token_embd.weight")
+        digest.update(first.reshape(-1)[: 1 << 18].tobytes())
         return digest.hexdigest()[:32]
 
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+    def tokenize(self, text: str | bytes, *, special: bool = False) -> list[int]:
         """Token ids of a text, with a BOS where the model wants one.
 
         With `special`, the texts of control tokens become those tokens.
@@ -127,16 +140,19 @@ class Model:
     def generate(self, prompt: Prompt, **settings: Any) -> Generation:
         """Completes a prompt (text or token ids): an iterator of pieces of text.
 
-        max_tokens  how many at most; by default until the context is full
-        stop        texts that end the answer, and are not part of it
-        special     whether texts of control tokens in the prompt become those tokens
-        keep        first tokens to keep when the context is full; by default it ends instead
-        logprobs    how many of the best tokens to tell with each token
-        ...         and the fields of `umbel.sampling.Settings`: temperature, top_k, seed ...
+        * `max_tokens`: how many at most; None: until the model ends, or the context is full.
+        * `stop`: a text, or several, that end the answer and are not part of it.
+        * `special`: whether texts of control tokens in the prompt become those tokens.
+        * `keep`: so many first tokens are kept when the context is full, and half of the
+          others dropped; None: the answer ends there.
+        * `logprobs`: how many of the best tokens are told with each token; 0: that one only.
+        * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
+          `top_k`, `seed` ...
+
+        Raises `ContextFullError` when the prompt leaves no room, `SamplingError`,
+        `OptionError`, `TokenizerError`; what fails later is raised to the reader.
         """
-        self._refuse_encoder()
-        session = self.open()
-        return session.generate(prompt, close_after=True, **settings)
+        return self._session(transient=True).generate(prompt, **settings)
 
     def chat(
         self,
@@ -152,9 +168,8 @@ class Model:
         The file's chat template is used, or `template` instead; control tokens in the messages
         are plain text. Settings are those of `generate`.
         """
-        ids = self.chat_prompt(
-            messages, tools=tools, template=template, **(template_options or {})
-        )
+        options = template_options or {}
+        ids = self.chat_prompt(messages, tools=tools, template=template, **options)
         return self.generate(ids, **settings)
 
     def chat_prompt(
@@ -168,46 +183,57 @@ class Model:
         """The token ids of a conversation in the chat template, with exactly one BOS."""
         chat = self.chat_template
         if template is not None:
-            bos, eos = (chat.bos, chat.eos) if chat else ("", "")
+            bos, eos = self._ends()
             chat = ChatTemplate(template, bos=bos, eos=eos, where="template")
         if chat is None:
             msg = "the model has no chat template"
             do = "use `generate`, or give a template"
             raise TemplateError(msg, where=self.file.path, do=do)
-        control = self.tokenizer.control
-        text = chat.render(guarded(messages, control), tools=guarded(tools, control), **options)
+        given = {"messages": messages, "tools": tools, **options}
+        text = chat.render(**guarded(given, self.tokenizer.control))
         return encode_rendered(self.tokenizer, text)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """The logits after each of the tokens: (n, n_vocab) float32."""
-        self._refuse_encoder()
         with self.open() as session:
             return session.logits(ids)
 
-    def hidden(self, ids: Sequence[int]) -> np.ndarray:
+    def hidden(self, prompt: Prompt) -> np.ndarray:
         """The hidden states of an encoder (bert): (n, n_embd) float32."""
-        self.tokenizer.check_ids(ids)
         if not self.runner.definition.architecture.pooled:
             msg = f"{self.runner.definition.hparams.arch} is no encoder: it has logits"
             raise OptionError(msg, where=self.file.path)
-        return self.engine.call(lambda: self.runner.encode(list(ids)))
+        ids = self.tokenize(prompt) if isinstance(prompt, str | bytes) else list(prompt)
+        self.tokenizer.check_ids(ids)
+        if not ids:
+            msg = "there is nothing to encode"
+            raise OptionError(msg, where="prompt", expected="at least one token")
+        return self.engine.call(lambda: self.runner.encode(ids))
 
     def open(self) -> Session:
         """An empty session: one sequence that can be fed, forked, rewound and saved."""
-        return Session(self.engine, self.tokenizer, self.fingerprint)
+        return self._session()
 
     def restore(self, path: str | os.PathLike[str]) -> Session:
         """The session that `Session.save` wrote; refused when it is another model's."""
+        self._session()
         runner = self.runner
         sequence = self.engine.call(
             lambda: store.load(path, runner.cache, runner.states, self.fingerprint)
         )
-        return Session(self.engine, self.tokenizer, self.fingerprint, sequence)
+        return self._session(sequence)
 
-    def _refuse_encoder(self) -> None:
+    def _session(self, sequence: Seq | None = None, transient: bool = False) -> Session:
+        arch = self.runner.definition.hparams.arch
         if self.runner.definition.architecture.pooled:
-            msg = f"{self.runner.definition.hparams.arch} is an encoder: it writes no text"
-            raise OptionError(msg, where=self.file.path)
+            msg = f"{arch} is an encoder: it writes no text"
+            raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
+        if self.engine.closed:
+            msg = "the model is closed"
+            raise UmbelError(msg, do="load it again")
+        return Session(
+            self.engine, self.tokenizer, self.fingerprint, sequence, transient=transient
+        )
 
     def close(self) -> None:
         """Stops everything that runs on the model and gives its memory back."""
@@ -218,10 +244,5 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

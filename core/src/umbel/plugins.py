@@ -11,34 +11,25 @@ it loads none but `host`. Importing this module loads no plugin.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from typing import Any
 
 import attrs
 
-from umbel import __version__
 from umbel.backend import Backend, Fault, Source, bind, call_text, one_line, option_values
 from umbel.errors import DeviceError, OptionError, PluginError, UmbelError
-from umbel.gguf.types import BY_NAME
-from umbel.hookspecs import GROUP, UMBEL_API, BufferType, Device, DeviceInfo
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-__all__ = ["Backend", "Fault", "OpenDevice", "Plugins", "Row", "get", "parse_options"]
+from umbel.hookspecs import GROUP, BufferType, Device, DeviceInfo
 
 VARIABLE = "UMBEL_PLUGINS"
 HOST = Source("host", "built in")
 AUTO = "auto"
-TIME_LIMIT = 5.0  # seconds for `devices()`, which should take milliseconds
+TIME_LIMIT = 5.0  # seconds for the `devices()` of one plugin, which should take milliseconds
 
 Options = Mapping[str, Mapping[str, object]]
 
@@ -70,14 +61,12 @@ class Row:
 class Plugins:
     """The backends of a process, their devices and their faults.
 
-    `only` names the plugins to load, as the environment variable does. `time_limit` (seconds)
-    is what the `devices()` of one plugin may take.
+    `only` names the plugins to load, as the environment variable does.
     """
 
-    def __init__(self, only: str | None = None, time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, only: str | None = None) -> None:
         self.backends: dict[str, Backend] = {}
         self._only = only
-        self._time_limit = time_limit
         self._faults: dict[tuple[Source, str], Fault] = {}
         self._devices: list[Device] | None = None
         self._open: dict[str, OpenDevice] = {}
@@ -92,36 +81,27 @@ class Plugins:
     def load(self) -> None:
         """Loads every plugin that is installed; the second time, nothing happens."""
         with self._lock:
-            if self._loaded:
-                return
-            self._loaded = True  # first: a plugin may come here while it is imported
-            try:
-                self._load(HOST, "umbel.host", partial(importlib.import_module, "umbel.host"))
-                self._load_installed()
-            except BaseException:  # Ctrl-C: the rest is still to be loaded
-                self._loaded = False
-                raise
+            if not self._loaded:
+                self._loaded = True  # first: a plugin may come here while it is imported
+                self._load_all()
 
     def add(self, name: str, plugin: object, distribution: str = "", version: str = "") -> None:
         """Takes in one plugin object; a `PluginError` says why it cannot be used."""
         source = Source(name, distribution, version)
         with self._lock:
             known = self.backends.get(name)
-            if known is None or known.plugin is not plugin:
-                self._check(source, plugin)
+            if known is None:
                 self.backends[name] = bind(source, plugin, self._record)
                 self._devices = None
+            elif known.plugin is not plugin:
+                msg = f"{known.source} is loaded as {name!r} already"
+                raise PluginError(msg, where=source)
 
     def ask(self, hook: str, *args: Any) -> list[tuple[Backend, Any]]:
         """The answers of all backends to one hook; one that fails gets a fault instead."""
         self.load()
-        answers = []
-        for backend in list(self.backends.values()):
-            try:
-                answers.append((backend, getattr(backend, hook)(*args)))
-            except UmbelError as error:
-                self._record(backend.source, call_text(hook, args), error)
-        return answers
+        answers = [(b, self._answer(b, hook, *args)) for b in list(self.backends.values())]
+        return [(backend, answer) for backend, answer in answers if answer is not None]
 
     def devices(self) -> list[Device]:
         """All devices, the best one first."""
@@ -135,172 +115,145 @@ class Plugins:
     def find(self, name: str = AUTO) -> Device:
         """The device of that name; `auto` is the best real one, never a simulated one."""
         devices = self.devices()
-        wanted = name if ":" in name else f"{name}:0"
         for device in devices:
-            if device.name == wanted or (name == AUTO and not device.simulated):
+            if device.name in (name, f"{name}:0") or (name == AUTO and not device.simulated):
                 return device
-        backend = name.partition(":")[0]
-        siblings = [d.name for d in devices if d.backend == backend]
-        if not siblings:
-            self._raise_fault_of(backend)
+        self._raise_fault_of(name.partition(":")[0])
         msg = "there is no real device" if name == AUTO else f"there is no device {name!r}"
-        there = ", ".join(siblings or [d.name for d in devices])
         do = "`umbel plugins` tells what is installed, and what failed"
-        raise DeviceError(msg, expected=there or "no device is here at all", do=do)
+        raise DeviceError(msg, expected=", ".join(d.name for d in devices) or None, do=do)
 
     def owner(self, device: Device) -> Backend:
         """The backend that a device belongs to."""
-        return self._backend(device.backend, DeviceError)
+        return self.backends[device.backend]
 
     def open(self, device: Device, options: Options | None = None) -> OpenDevice:
         """The device made ready, once; options that are given later must agree."""
         backend = self.owner(device)
-        given = {name: dict(values) for name, values in (options or {}).items()}
-        mine = given.setdefault(backend.name, {})
-        checked = {n: option_values(self._backend(n, OptionError), g) for n, g in given.items()}
-        values = checked[backend.name]
+        given = {backend.name: {}, **(options or {})}
+        values = {name: self._option_values(name, given[name]) for name in given}[backend.name]
         with self._lock:
-            known = self._open.get(device.name)
-            if known is None:
+            if device.name not in self._open:
+                answers = self.ask("kernels", device)
+                kernels = [k for b, brought in answers if b is not backend for k in brought]
                 with redirect_stdout(sys.stderr):
-                    known = self._open_now(backend, device, values)
-                self._open[device.name] = known
-            for name in mine:
-                if known.options[name] != values[name]:
+                    info = backend.open(device, values, kernels)
+                    memory = backend.buffer_type(device)
+                self._open[device.name] = OpenDevice(device, info, backend, memory, values)
+            opened = self._open[device.name]
+            for name in given[backend.name]:
+                if opened.options[name] != values[name]:
                     msg = f"{device.name} is already open with another {backend.name}.{name}"
-                    raise OptionError(msg, expected=known.options[name], got=values[name])
-            return known
+                    raise OptionError(msg, expected=opened.options[name], got=values[name])
+            return opened
 
     def close(self) -> None:
         """Closes every open device, each when its computation is done."""
         with self._lock:
             while self._open:
-                device, opened = self._open.popitem()
-                try:
-                    with opened.lock:
-                        opened.backend.close(opened.device)
-                except UmbelError as error:
-                    self._record(opened.backend.source, f"close({device})", error)
+                _, opened = self._open.popitem()
+                with opened.lock:
+                    self._answer(opened.backend, "close", opened.device)
 
     def describe(self) -> list[Row]:
         """A row for each plugin, loaded or failed."""
         devices = self.devices()
         loaded = [backend.source for backend in self.backends.values()]
         rows = []
-        for source in dict.fromkeys([*loaded, *(f.source for f in self.faults)]):
-            name, distribution, version = source.name, source.distribution, source.version
-            reason = "; ".join(f.reason for f in self.faults if f.source == source)
-            names = tuple(d.name for d in devices if source in loaded and d.backend == name)
+        for s in dict.fromkeys([*loaded, *(f.source for f in self.faults)]):
+            names = tuple(d.name for d in devices if d.backend == s.name and s in loaded)
+            reason = "; ".join(f.reason for f in self.faults if f.source == s)
             state = "FAILED" if reason else "ok"
-            rows.append(Row(name, distribution, version, state, reason, names))
+            rows.append(Row(s.name, s.distribution, s.version, state, reason, names))
         return rows
 
-    def _load_installed(self) -> None:
-        offers: dict[str, list[tuple[Source, EntryPoint]]] = {}
-        for source, entry in self._installed():
-            offers.setdefault(source.name, []).append((source, entry))
+    def _load_all(self) -> None:
+        offers = self._offers()
         limit = os.environ.get(VARIABLE) if self._only is None else self._only
         if limit is not None:
-            only = {name.strip() for name in limit.split(",")} - {"", HOST.name}
-            offers = {name: offers.get(name, []) for name in only}
-        for name, found in sorted(offers.items()):
-            sources = [source for source, _ in found] + [HOST] * (name == HOST.name)
-            if not sources:
+            names = {HOST.name, *(name.strip() for name in limit.split(","))} - {""}
+            offers = {name: offers.get(name, {}) for name in names}
+        for name in sorted(offers, key=lambda name: (name != HOST.name, name)):
+            found = offers[name]
+            rivals = " and ".join(str(source) for source, _ in found.values())
+            if not found:
                 error = PluginError("no installed distribution offers it")
                 self._record(Source(name, "not installed"), VARIABLE, error)
-            for source, entry in found:
-                if len(sources) > 1:  # none of them: chance would decide which one runs
-                    who = " and ".join(map(str, sources))
-                    error = PluginError(f"{who} both offer {name!r}; uninstall one")
+            for source, entry in found.values():
+                try:
+                    if len(found) > 1 and source is not HOST:
+                        msg = f"{rivals} both offer {name!r}; uninstall one"
+                        raise PluginError(msg)  # else chance would decide which one runs
+                    with redirect_stdout(sys.stderr):
+                        self.add(name, entry.load(), source.distribution, source.version)
+                except (Exception, SystemExit) as error:
                     self._record(source, f"{name} = {entry.value}", error)
-                else:
-                    self._load(source, f"{name} = {entry.value}", entry.load)
+                except KeyboardInterrupt:
+                    self._loaded = False  # the rest is still to be loaded
+                    raise
 
-    def _installed(self) -> Iterator[tuple[Source, EntryPoint]]:
-        """The entry points of our group; a distribution that is found twice counts once."""
+    def _offers(self) -> dict[str, dict[str, tuple[Source, Any]]]:
+        """By backend: its entry points, by distribution, which may be found twice."""
         from importlib import metadata  # costs 25 ms
 
-        seen: set[str] = set()
+        offers: dict[str, dict[str, tuple[Source, Any]]] = {}
         for found in metadata.distributions():
             folder = getattr(getattr(found, "_path", None), "name", "unknown")
             try:
                 if f"[{GROUP}]" not in (found.read_text("entry_points.txt") or ""):
                     continue
-                name = found.metadata["Name"] or folder
-                version = found.metadata["Version"] or ""
-                entries = found.entry_points.select(group=GROUP)
+                name, version = found.metadata["Name"] or folder, found.metadata["Version"]
+                for entry in found.entry_points.select(group=GROUP):
+                    offer = Source(entry.name, name, version or ""), entry
+                    offers.setdefault(entry.name, {}).setdefault(name, offer)
             except Exception as error:
                 self._record(Source(folder, folder), "entry_points.txt", error)
-                continue
-            if name not in seen:
-                yield from ((Source(entry.name, name, version), entry) for entry in entries)
-            seen.add(name)
+        host = HOST, metadata.EntryPoint(HOST.name, "umbel.host", GROUP)
+        offers.setdefault(HOST.name, {})[HOST.distribution] = host
+        return offers
 
-    def _load(self, source: Source, occasion: str, load: Callable[[], object]) -> None:
+    def _answer(self, backend: Backend, hook: str, *args: Any) -> Any:
+        """The answer to one hook; None, and a fault, where it fails."""
         try:
-            with redirect_stdout(sys.stderr):
-                plugin = load()
-                self.add(source.name, plugin, source.distribution, source.version)
-        except (Exception, SystemExit) as error:
-            self._record(source, occasion, error)
+            return getattr(backend, hook)(*args)
+        except UmbelError as error:
+            self._record(backend.source, call_text(hook, args), error)
+            return None
 
-    def _check(self, source: Source, plugin: object) -> None:
-        name = source.name
-        twins = [b.name for b in self.backends.values() if b.plugin is plugin]
-        api = getattr(plugin, "UMBEL_API", None)
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == AUTO:
-            msg = f"{name!r} cannot be the name of a backend"
-        elif name in self.backends:
-            msg = f"{self.backends[name].source} is loaded as {name!r} already"
-        elif twins:
-            msg = f"the same plugin is loaded as {twins[0]!r} already"
-        elif api != UMBEL_API:
-            told = "no UMBEL_API" if api is None else f"UMBEL_API {api!r}"
-            msg = f"it declares {told}; Umbel {__version__} needs UMBEL_API {UMBEL_API}"
+    def _devices_of(self, backend: Backend) -> Sequence[Device]:
+        """What the backend tells in time: in a thread, as its answer may never come."""
+        found: list[Device] = []
+
+        def ask() -> None:
+            found.extend(self._answer(backend, "devices") or ())
+
+        thread = threading.Thread(target=ask, daemon=True)
+        with redirect_stdout(sys.stderr):
+            thread.start()
+            thread.join(TIME_LIMIT)
+        names = {str(d.name) for d in found if isinstance(d.priority, int)}
+        index = rf"{re.escape(backend.name)}:(0|[1-9][0-9]*)"
+        if thread.is_alive():
+            msg = f"no answer within {TIME_LIMIT:g} s"
+        elif len(names) < len(found) or not all(re.fullmatch(index, name) for name in names):
+            msg = f"devices need unique names '{backend.name}:N' and whole priorities: {found}"
         else:
-            return
-        raise PluginError(msg, where=source)
+            return tuple(found)
+        self._record(backend.source, "devices()", PluginError(msg))
+        return ()
 
-    def _backend(self, name: str, kind: type[UmbelError]) -> Backend:
-        self.load()
+    def _option_values(self, name: str, given: Mapping[str, object]) -> dict[str, object]:
         if name not in self.backends:
             self._raise_fault_of(name)
             msg = f"there is no backend {name!r}"
-            raise kind(msg, expected=", ".join(self.backends))
-        return self.backends[name]
-
-    def _devices_of(self, backend: Backend) -> Sequence[Device]:
-        try:
-            devices = _within(self._time_limit, backend.devices)
-            _check_names(backend, devices)
-        except UmbelError as error:
-            self._record(backend.source, "devices()", error)
-            return ()
-        return devices
-
-    def _open_now(
-        self, backend: Backend, device: Device, values: Mapping[str, object]
-    ) -> OpenDevice:
-        answers = self.ask("kernels", device)
-        kernels = [k for other, brought in answers if other is not backend for k in brought]
-        info = backend.open(device, values, kernels)
-        try:
-            if info.compute_dtype not in BY_NAME:
-                msg = f"{device.name} computes in {info.compute_dtype!r}, which is no dtype"
-                raise PluginError(msg, where=backend.source)
-            return OpenDevice(device, info, backend, backend.buffer_type(device), values)
-        except BaseException:
-            with suppress(UmbelError):
-                backend.close(device)
-            raise
+            raise OptionError(msg, expected=", ".join(self.backends))
+        return option_values(self.backends[name], given)
 
     def _record(self, source: Source, occasion: str, error: BaseException) -> None:
         """Keeps the first fault of an occasion: a step that fails may be tried for ever."""
-        if (source, occasion) not in self._faults:
-            reason = f"{occasion}: {one_line(error)}"
-            detail = "".join(traceback.format_exception(error))
-            fault = Fault(source.name, source.distribution, source.version, reason, detail)
-            self._faults[source, occasion] = fault
+        reason = f"{occasion}: {one_line(error)}"
+        detail = "".join(traceback.format_exception(error))
+        self._faults.setdefault((source, occasion), Fault(source, reason, detail))
 
     def _raise_fault_of(self, name: str) -> None:
         for fault in self.faults:
@@ -308,40 +261,11 @@ class Plugins:
                 raise fault.error()
 
 
-def _within(seconds: float, call: Callable[[], Sequence[Device]]) -> Sequence[Device]:
-    """The answer, unless it takes too long; what is printed meanwhile goes to stderr."""
-    from concurrent import futures
-
-    answer: futures.Future[Sequence[Device]] = futures.Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # Ctrl-C too: it belongs to the caller's thread
-            answer.set_exception(error)
-
-    with redirect_stdout(sys.stderr):
-        threading.Thread(target=run, daemon=True).start()
-        try:
-            return answer.result(seconds)
-        except futures.TimeoutError as error:
-            msg = f"no answer within {seconds:g} s"
-            raise PluginError(msg) from error
-
-
-def _check_names(backend: Backend, devices: Sequence[Device]) -> None:
-    names = [str(device.name) for device in devices]
-    good = [n for n in names if re.fullmatch(rf"{backend.name}:(0|[1-9][0-9]*)", n)]
-    whole = all(isinstance(device.priority, int) for device in devices)
-    if len(set(good)) < len(names) or not whole:
-        told = ", ".join(f"{device.name!r} ({device.priority!r})" for device in devices)
-        wanted = f"names like '{backend.name}:0', each once, and whole priorities"
-        msg = f"its devices need {wanted}; it told {told}"
-        raise PluginError(msg, where=backend.source)
-
-
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Options of backends as the command line gives them: `["numa.mode=mirror"]`."""
+    """Options of backends as the command line gives them: `["numa.mode=mirror"]`.
+
+    Of two values for one option the last counts, as on any command line.
+    """
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         match = re.fullmatch(r"([a-z][a-z0-9_-]*)\.([A-Za-z0-9_-]+)=(.*)", text, re.DOTALL)
@@ -349,9 +273,7 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
             msg = f"this is no option of a backend: {text!r}"
             raise OptionError(msg, where="-O", expected="backend.name=value", got=text)
         backend, name, value = match.groups()
-        if options.setdefault(backend, {}).setdefault(name, value) != value:
-            msg = f"the option {backend}.{name} is given twice"
-            raise OptionError(msg, where="-O", got=f"{options[backend][name]} and {value}")
+        options.setdefault(backend, {})[name] = value
     return options
 
 

@@ -6,25 +6,21 @@ A batch is either one sequence with many tokens (prefill) or many sequences with
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
 
-from umbel.batch import Feeds
-from umbel.errors import ContextFullError, DeviceError, OptionError
+from umbel.batch import Batch, feeds
+from umbel.errors import CancelledError, ContextFullError, DeviceError, OptionError
 from umbel.gguf.types import BY_NAME
-from umbel.graph import Graph, Role, Tensor
-from umbel.models import ModelDefinition, ModelGraph, StateShape, StepShape
+from umbel.graph import MASKED, Graph, Role, Tensor
+from umbel.models import ModelDefinition, StateShape, StepShape
 from umbel.plan import Arenas, Placer, Plan, States, Target, Weights, make
 from umbel.state import Cache, Pool, Taken
 from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
-
-log = logging.getLogger("umbel")
 
 PLANS = 24  # that are kept
 LENGTH = 256  # KV lengths are multiples of this where a device has no buckets
@@ -43,7 +39,7 @@ class Settings:
 
 
 class Runner:
-    """A model on its devices."""
+    """A model on its devices. One thread at a time may use it: the engine's, once it runs."""
 
     def __init__(
         self, definition: ModelDefinition, targets: Sequence[Target], settings: Settings
@@ -51,33 +47,40 @@ class Runner:
         self.definition = definition
         self.targets = list(targets)
         self.settings = settings
-        self.lock = threading.RLock()
+        self.cancelled = False  # steps are refused, and the one that runs is being stopped
         self._placer = Placer(self.targets, definition.ops)
-        self._plans: OrderedDict[StepShape, tuple[ModelGraph, Plan]] = OrderedDict()
-        infos = {
-            name: Tensor(info.shape, info.dtype, Role.WEIGHT, name)
-            for name, info in definition.file.tensors.items()
-        }
-        self.weights = Weights(definition.file.array, infos)
-        self.arenas = Arenas(self._forget_plans)
-        self.states = States()
+        self._plans: OrderedDict[StepShape, Plan] = OrderedDict()
+        infos = [t.info for t in targets]
+        self.buckets = next((i.token_buckets for i in infos if i.token_buckets), ())
+        self.lengths = next((i.length_buckets for i in infos if i.length_buckets), ())
+        self.widest = max(self.buckets, default=1 << 31)  # sequences or tokens of a step
+        self.longest_piece = min(settings.ubatch, settings.ctx, self.widest)
+        self._make_memory()
         self.state_shape = self._state_shape()
-        self.buckets = next((t.info.token_buckets for t in targets if t.info.token_buckets), ())
-        self.lengths = next(
-            (t.info.length_buckets for t in targets if t.info.length_buckets), ()
-        )
         self.cache = self._prepare()
 
     # set-up
+
+    def _make_memory(self) -> None:
+        tensors = self.definition.file.tensors
+        infos = {n: Tensor(t.shape, t.dtype, Role.WEIGHT, n) for n, t in tensors.items()}
+        self.weights = Weights(self.definition.file.array, infos)
+        self.arenas = Arenas(self._forget_plans)
+        self.states = States()
 
     def _state_shape(self) -> StateShape:
         s = self.settings
         if s.kv not in ("f32", "f16", "q8_0"):
             msg = "a KV cache cannot be stored like that"
             raise OptionError(msg, where="kv", expected="f32, f16 or q8_0", got=s.kv)
+        hp, dtype = self.definition.hparams, BY_NAME[s.kv]
+        for row in (n * size for n in hp.n_head_kv for size in (hp.head_dim_k, hp.head_dim_v)):
+            if row % dtype.block:
+                msg = f"rows of {row} values cannot be stored as {dtype}"
+                raise OptionError(msg, where="kv", expected="f16 or f32", got=s.kv)
         slots = 2 + s.parallel * 8  # current, next, snapshots and marks of each sequence
         cells = 1 + s.ctx * s.parallel
-        return StateShape(cells, slots, BY_NAME[s.kv], n_ctx=s.ctx)
+        return StateShape(cells, slots, dtype, n_ctx=s.ctx)
 
     def _prepare(self) -> Cache:
         """Places decode and the worst prefill before any weight is loaded; makes the state."""
@@ -85,12 +88,11 @@ class Runner:
         if self.definition.architecture.pooled:
             self.recurrent = False
             return Cache(None, None)
-        worst = self.padded(StepShape(min(s.ubatch, s.ctx), 1, s.ctx, 1))
+        worst = self.padded(StepShape(self.longest_piece, 1, s.ctx, 1))
         decode = self.padded(StepShape(1, 1, s.ctx, 1))
         graphs = [self.definition.graph(shape, self.state_shape) for shape in (decode, worst)]
         self.cache_ropes = graphs[0].cache_ropes
         states = graphs[0].states
-        self._refuse_wide_rows(states.values())
         homes = self._placer.homes([g.graph for g in graphs])
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
@@ -102,25 +104,17 @@ class Runner:
             Pool(self.state_shape.slots, 2, "recurrent states") if self.recurrent else None,
         )
 
-    def _refuse_wide_rows(self, states: Iterable[Tensor]) -> None:
-        for t in states:
-            if t.shape[-1] % t.dtype.block:
-                msg = f"rows of {t.shape[-1]} values cannot be stored as {t.dtype}"
-                raise OptionError(msg, where=t.name, expected="kv f16 or f32", got=t.dtype)
-
     # plans
 
-    def plan(self, shape: StepShape) -> tuple[ModelGraph, Plan]:
-        """The plan for steps of this shape."""
-        found = self._plans.get(shape)
-        if found is None:
-            model = self.definition.graph(shape, self.state_shape)
-            found = model, self.make(model.graph)
-            self._plans[shape] = found
+    def plan(self, shape: StepShape) -> Plan:
+        """What runs steps of this (padded) shape; made at the first of them."""
+        if shape not in self._plans:
+            plan = self.make(self.definition.graph(shape, self.state_shape).graph)
+            self._plans[shape] = plan
             while len(self._plans) > PLANS:
-                self._plans.popitem(last=False)[1][1].forget()
+                self._plans.popitem(last=False)[1].forget()
         self._plans.move_to_end(shape)
-        return found
+        return self._plans[shape]
 
     def make(self, graph: Graph) -> Plan:
         """A plan for any graph on this model's weights and state."""
@@ -148,7 +142,7 @@ class Runner:
                 raise DeviceError(msg, where=placed.target.name, got=why, do=do)
 
     def _forget_plans(self) -> None:
-        for _, plan in self._plans.values():
+        for plan in self._plans.values():
             plan.forget()
         self._plans.clear()
 
@@ -156,42 +150,14 @@ class Runner:
         """The shape that a plan exists for: tokens and length as the devices take them."""
         tokens, sequences = shape.tokens, shape.sequences
         if self.buckets:
-            n = _bucket(shape.n, self.buckets)
+            n = _bucket(shape.n, self.buckets, "tokens in a step")
             tokens, sequences = (1, n) if tokens == 1 else (n, 1)
         needed = shape.kv_length - shape.tokens + tokens
         length = -(-needed // LENGTH) * LENGTH
         if self.lengths:
-            length = _bucket(needed, self.lengths)
+            length = _bucket(needed, self.lengths, "tokens of context")
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
         return StepShape(tokens, sequences, length, rows)
-
-    def shift(self, sequence: Seq, keep: int) -> int:
-        """Drops half of what follows the first `keep` tokens; says how many tokens that was.
-
-        Keys are turned to their new positions where the model has rotary positions and nobody
-        shares the cells; else what is left is prefilled again. A shifted context is another
-        context.
-        """
-        past = len(sequence)
-        dropped = (past - keep) // 2
-        if keep < 0 or dropped < 1:
-            msg = "the context cannot be shifted"
-            expected = f"keep from 0 to {max(past - 2, 0)}"
-            raise OptionError(msg, where="keep", expected=expected, got=keep)
-        cells = sequence.cells[keep + dropped :]
-        rest = sequence.tokens[keep + dropped :]
-        pool = self.cache.cells
-        turnable = not self.recurrent and pool is not None and not pool.shared(cells)
-        if not turnable or len(self.cache_ropes) * 2 < len(self.states.tensors):
-            kept = sequence.tokens[:keep]
-            left = self.cache.rewind(sequence, keep)
-            self.forward(sequence, [*kept[left:], *rest])
-        else:
-            self.cache.drop_span(sequence, keep, keep + dropped)
-            with self.lock:
-                turn_keys(self, cells, -dropped)
-        sequence.shifts += 1
-        return dropped
 
     # steps
 
@@ -201,16 +167,13 @@ class Runner:
         With `every`, of all of them: (n, n_vocab). Long inputs go through in pieces. When a
         piece fails or is cancelled, the sequence is what it was.
         """
-        self.check_room(sequence, len(ids))
+        self.check_room(len(sequence) + len(ids))
         mark = self.cache.mark(sequence)
-        parts = []
+        parts: list[np.ndarray] = []
         try:
             for piece in self.pieces(ids):
-                last = every or len(sequence) + len(piece) == mark.tokens + len(ids)
-                rows = len(piece) if every else 1
-                logits = self.step([(sequence, piece)], rows)
-                if last:
-                    parts.append(logits)
+                logits = self.step([(sequence, piece)], len(piece) if every else 1)
+                parts = [*parts, logits] if every else [logits]
         except BaseException:
             self.cache.restore(sequence, mark)
             raise
@@ -218,89 +181,145 @@ class Runner:
         return np.concatenate(parts)
 
     def decode(self, sequences: Sequence[Seq], ids: Sequence[int]) -> np.ndarray:
-        """One token more for each sequence: logits (sequences, n_vocab)."""
+        """One token more for each of at most `widest` sequences: logits (n, n_vocab)."""
         return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
 
     def encode(self, ids: list[int]) -> np.ndarray:
         """Hidden states (n, n_embd) of a model that reads its whole input at once."""
-        self.check_room(Seq(), len(ids))
-        shape = StepShape(len(ids), 1, len(ids), len(ids))
-        with self.lock:
-            model, plan = self.plan(shape)
-            feeds = {name: np.zeros(t.shape, np.int32) for name, t in model.inputs.items()}
-            feeds["tokens"] = np.array(ids, np.int32)
-            feeds["positions"] = feeds["out_ids"] = np.arange(len(ids), dtype=np.int32)
-            return plan.run(feeds)[0]
+        self.check_room(len(ids))
+        plan, n = self.plan(self.encoder_shape(len(ids))), len(ids)
+        arrays = {t.name: np.zeros(t.shape, np.float32) for t, _ in plan.inputs}
+        given = {"tokens": ids, "positions": range(n)}
+        for name, array in arrays.items():
+            if name in given:
+                array[:n] = given[name]
+            elif name == "mask":
+                array[..., n:] = MASKED
+        return plan.run(arrays, self._stops)[0][:n]
 
-    def check_room(self, sequence: Seq, n: int) -> None:
-        """Refuses what cannot fit, before anything is computed."""
-        if len(sequence) + n > self.settings.ctx:
-            msg = "the text does not fit into the context"
+    def encoder_shape(self, n: int) -> StepShape:
+        """The shape of the step that encodes `n` tokens."""
+        n = _bucket(n, self.buckets, "tokens in a step") if self.buckets else n
+        return StepShape(n, 1, n, n)
+
+    def check_room(self, tokens: int, *, answer: bool = False) -> None:
+        """Refuses a text that cannot fit, or leaves no room for an `answer`."""
+        most = self.settings.ctx - answer
+        if tokens > most:
+            msg = f"the text does not fit into the context of {self.settings.ctx} tokens"
             raise ContextFullError(
                 msg,
-                expected=f"at most {self.settings.ctx} tokens",
-                got=f"{len(sequence)} + {n} tokens",
+                expected=f"at most {most} tokens" + ", for an answer to follow" * answer,
+                got=f"{tokens} tokens",
                 do="shorten it, or load the model with a larger ctx",
             )
 
-    def pieces(self, ids: list[int]) -> Iterable[list[int]]:
+    def pieces(self, ids: list[int]) -> Iterator[list[int]]:
         """The pieces in which a prompt is prefilled."""
         at = 0
         while at < len(ids):
-            n = min(self.settings.ubatch, len(ids) - at)
-            if self.buckets:
-                n = min(n, max(self.buckets))
-                if self.recurrent:  # padding tokens would change a recurrent state
-                    n = max((b for b in self.buckets if b <= n), default=1)
+            n = min(self.longest_piece, len(ids) - at)
+            if self.recurrent and self.buckets:  # padding tokens would change the state
+                n = max((b for b in self.buckets if b <= n), default=1)
             yield ids[at : at + n]
             at += n
 
-    def cancel(self) -> None:
-        """Stops the step that is running now, from any thread."""
-        for target in self.targets:
-            target.cancel(target.device)
-
-    def step(self, batch: list[tuple[Seq, list[int]]], rows: int) -> np.ndarray:
+    def step(self, batch: Batch, rows: int) -> np.ndarray:
         """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
 
         `rows` is the number of sequences, or that of all tokens. A failure changes nothing.
         """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t
-        asked = StepShape(t, len(batch), longest, rows)
-        with self.lock:
-            model, plan = self.plan(self.padded(asked))
-            taken: list[Taken] = []
+        shape = self.padded(StepShape(t, len(batch), longest, rows))
+        plan = self.plan(shape)
+        while True:
             try:
-                for sequence, ids in batch:
-                    taken.append(self.cache.begin(sequence, len(ids)))
-                feeds = Feeds(model, batch, taken).arrays()
-                logits = plan.run(feeds)[0][:rows]
-            except BaseException:
-                for places in taken:
-                    self.cache.abort(places)
-                raise
-            for (sequence, ids), places in zip(batch, taken, strict=True):
-                self.cache.commit(sequence, ids, places)
-            return logits
+                return self._step(plan, shape, batch)[:rows]
+            except CancelledError:
+                # Unasked: somebody else, on the same device, was meant.
+                if self.cancelled:
+                    raise
+
+    def _step(self, plan: Plan, shape: StepShape, batch: Batch) -> np.ndarray:
+        taken: list[Taken] = []
+        try:
+            for sequence, ids in batch:
+                taken.append(self.cache.begin(sequence, len(ids)))
+            arrays = feeds((t.name for t, _ in plan.inputs), shape, batch, taken)
+            logits = plan.run(arrays, self._stops)[0]
+        except BaseException:
+            for places in taken:
+                self.cache.abort(places)
+            raise
+        for (sequence, ids), places in zip(batch, taken, strict=True):
+            self.cache.commit(sequence, ids, places)
+        return logits
+
+    @property
+    def room(self) -> int:
+        """How many sequences there is state for to take one token more."""
+        return min(p.free for p in (self.cache.cells, self.cache.slots) if p is not None)
+
+    def cancel(self) -> None:
+        """Stops the step that is running now; from any thread."""
+        self.cancelled = True
+        for target in self.targets:
+            target.cancel(target.device)
+
+    def _stops(self) -> bool:
+        return self.cancelled
 
     def close(self) -> None:
+        """Gives all memory back."""
         self._forget_plans()
+        self._make_memory()
+
+    # a full context
+
+    def shift(self, sequence: Seq, keep: int) -> int:
+        """Drops half of what follows the first `keep` tokens; says how many tokens that was.
+
+        Keys are turned to their new positions where the model has rotary positions and nobody
+        shares the cells; else what is left is prefilled again. A shifted context is another
+        context. When this fails, the sequence is cut to its first tokens.
+        """
+        dropped = (len(sequence) - keep) // 2
+        rest = sequence.tokens[keep + dropped :]
+        try:
+            if self._turn(sequence.cells[keep + dropped :], -dropped):
+                self.cache.drop_span(sequence, keep, keep + dropped)
+                sequence.shifts += 1
+                return dropped
+            kept = sequence.tokens[:keep]
+            left = self.cache.rewind(sequence, keep)
+            self.forward(sequence, [*kept[left:], *rest])
+        except BaseException:
+            self.cache.rewind(sequence, keep)
+            raise
+        return dropped
+
+    def _turn(self, cells: np.ndarray, turns: int) -> bool:
+        """Turns the keys of these cells by so many positions, if that can be done in place."""
+        pool = self.cache.cells
+        caches = sum(name.startswith("k_cache") for name in self.states.tensors)
+        if self.recurrent or pool is None or len(self.cache_ropes) < caches:
+            return False
+        if pool.shared(cells):
+            return False
+        padded = np.zeros(-(-len(cells) // LENGTH) * LENGTH, np.int32)
+        padded[: len(cells)] = cells
+        plan = self.make(shift_graph(self.cache_ropes, self.definition.ops, len(padded)))
+        try:
+            plan.run({"cells": padded, "turns": np.full_like(padded, turns)}, self._stops)
+        finally:
+            plan.forget()
+        return True
 
 
-def _bucket(n: int, buckets: Sequence[int]) -> int:
+def _bucket(n: int, buckets: Sequence[int], what: str) -> int:
     fits = [b for b in buckets if b >= n]
     if not fits:
-        msg = "the device has no bucket for so many tokens"
-        raise DeviceError(msg, expected=f"at most {max(buckets)}", got=n)
+        msg = f"the device cannot take so many {what}"
+        raise DeviceError(msg, expected=f"at most {max(buckets)}", got=n, do="lower ctx")
     return min(fits)
-
-
-def turn_keys(runner: Runner, cells: np.ndarray, turns: int) -> None:
-    """Turns the keys of `cells` by so many positions, in place; padded to few plan sizes."""
-    n = -(-len(cells) // LENGTH) * LENGTH
-    plan = runner.make(shift_graph(runner.cache_ropes, runner.definition.ops, n))
-    padded = np.zeros(n, np.int32)
-    padded[: len(cells)] = cells
-    plan.run({"cells": padded, "turns": np.full(n, turns, np.int32)})
-    plan.forget()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
+import attrs
 import numpy as np
 
-from umbel.engine import Engine, Job, full
-from umbel.errors import OptionError
+from umbel.engine import Engine, Job
+from umbel.errors import OptionError, UmbelError
 from umbel.generation import Generation
+from umbel.loading import number
+from umbel.output import Output
 from umbel.sampling import Sampler, breaker_tokens
 from umbel.sampling import Settings as Sampling
 from umbel.state import Sequence as Seq
@@ -20,13 +25,16 @@ from umbel.state import store
 from umbel.text import Tokenizer
 
 T = TypeVar("T")
-Prompt = str | Sequence[int]
+Prompt = str | bytes | Sequence[int]
+UNLIMITED = 1 << 31
 
 
 class Session:
     """One sequence of tokens. Its methods wait for the engine; Ctrl-C stops them.
 
-    Use it in a `with` block, or close it: its cells are needed by others.
+    What fails or is stopped leaves the session as it was. While a generation of it runs and is
+    not read to its end, all other methods are refused. Use it in a `with` block, or close it:
+    its place is needed by others. `transient`: it closes itself after a generation.
     """
 
     def __init__(
@@ -35,13 +43,16 @@ class Session:
         tokenizer: Tokenizer,
         fingerprint: str,
         sequence: Seq | None = None,
+        *,
+        transient: bool = False,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._sequence = sequence or Seq()
-        self._pending: list[int] = []  # sampled, but not computed yet
-        self._busy = False
+        self._transient = transient
+        self._pending: list[int] = []  # tokens that are not computed yet
+        self._generation: Callable[[], Generation | None] = lambda: None
 
     @property
     def tokens(self) -> list[int]:
@@ -55,66 +66,74 @@ class Session:
     def __len__(self) -> int:
         return len(self._sequence) + len(self._pending)
 
-    def feed(self, prompt: Prompt, *, special: bool = False) -> np.ndarray:
-        """Computes text or token ids; the logits (n_vocab,) after the last token."""
-        ids = self._ids(prompt, special)
-        logits: np.ndarray = self._compute(ids, every=False)[-1]
+    def feed(self, prompt: Prompt = "", *, special: bool = False) -> np.ndarray:
+        """Computes text or token ids; the logits (n_vocab,) float32 after the last token.
+
+        Without a prompt they are those of the last token that is there.
+        """
+        logits: np.ndarray = self._compute(self._ids(prompt, special), every=False)[-1]
         return logits
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Computes token ids; the logits after each of them: (n, n_vocab) float32."""
-        given = self._ids(ids, False)
+        given = self._ids(ids, some=True)
         return self._compute(given, every=True)[-len(given) :]
 
-    def resume(self, ids: Sequence[int]) -> int:
-        """Makes `ids` the tokens to continue from, keeping the longest common beginning.
+    def resume(self, prompt: Prompt, *, special: bool = False) -> int:
+        """Makes `prompt`, from its first token on, what the session holds.
 
-        Says how many tokens are reused; the others are computed by the next call, at least the
-        last one, as its logits are wanted.
+        Says how many tokens are reused: the longest beginning that is computed already (a
+        recurrent state goes back to a snapshot). The others are computed by the next call, at
+        least the last one, as its logits are wanted. A shifted context is not reused: its
+        states know of what was dropped.
         """
-        wanted = self._ids(ids, False)
-        have = self._sequence.tokens
-        same = next(
-            (i for i, (a, b) in enumerate(zip(have, wanted, strict=False)) if a != b), None
-        )
-        common = min(len(have), len(wanted)) if same is None else same
-        left = self._rewind(min(common, len(wanted) - 1))
-        self._pending = wanted[left:]
-        return left
+        wanted = self._ids(prompt, special, some=True, start=True)
+        pairs = zip(self._sequence.tokens, wanted[:-1], strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(wanted) - 1)
+        return self._become(wanted, 0 if self._sequence.shifts else same)
 
     def generate(
         self,
         prompt: Prompt = "",
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] | str = (),
+        stop: Sequence[str] | str | None = None,
         special: bool = False,
         keep: int | None = None,
-        logprobs: int = 0,
+        logprobs: int | None = None,
         sampling: Sampling | None = None,
-        close_after: bool = False,
         **settings: Any,
     ) -> Generation:
         """Continues the session after `prompt`; the settings are those of `Model.generate`."""
-        ids = self._take(self._ids(prompt, special) if len(prompt) or not len(self) else [])
-        room = self._engine.runner.settings.ctx
-        if len(self._sequence) + len(ids) >= room and max_tokens != 0:
-            self._pending = ids
-            raise full(len(self._sequence) + len(ids), room)
-        limit = _whole("max_tokens", max_tokens, 0) if max_tokens is not None else 1 << 31
+        self._check_free()
+        runner = self._engine.runner
+        ctx, n_vocab = runner.settings.ctx, runner.definition.hparams.n_vocab
+        limit = UNLIMITED if max_tokens is None else number("max_tokens", max_tokens, 0)
+        # Less than four tokens to drop would be shifting all the time.
+        kept = -1 if keep is None else number("keep", keep, 0, ctx - 5)
+        alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
+        chosen = _sampling(sampling, settings)
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        ids = self._due(self._ids(prompt, special))
+        history = [*self._sequence.tokens, *ids]
+        runner.check_room(len(history), answer=limit > 0)
+        dry = chosen.dry_multiplier > 0
+        breakers = _breakers(self._tokenizer, chosen.dry_breakers) if dry else ()
         job = Job(
             sequence=self._sequence,
             prompt=ids,
-            sampler=self._sampler(sampling, settings, [*self._sequence.tokens, *ids]),
+            sampler=Sampler(chosen, n_vocab, prompt=history, breakers=breakers),
+            output=Output(self._tokenizer, history, stops),
             max_tokens=limit,
             stop_ids=self._tokenizer.eog_ids,
-            keep=-1 if keep is None else _keep(keep, room),
-            logprobs=_whole("logprobs", logprobs, 0),
-            done=lambda job: self._ended(job, close_after),
+            keep=kept,
+            logprobs=alternatives,
+            pending=self._pending,
+            done=self._settle,
         )
-        self._busy = True
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        return Generation(self._engine, job, self._tokenizer, stop=stops)
+        generation = Generation(self._engine, job)
+        self._generation = weakref.ref(generation)
+        return generation
 
     def fork(self) -> Session:
         """A second session with the same past; both go on by themselves."""
@@ -125,13 +144,7 @@ class Session:
 
     def rewind(self, n: int) -> None:
         """Forgets all tokens from the n-th on."""
-        n = _whole("n", n, 0)
-        tokens = self.tokens
-        if n > len(tokens):
-            msg = "a session cannot be rewound to tokens that it does not have"
-            raise OptionError(msg, where="n", expected=f"at most {len(tokens)}", got=n)
-        left = self._rewind(min(n, len(self._sequence)))
-        self._pending = tokens[left:n]
+        self._become(self.tokens[: number("n", n, 0, len(self))], n)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tokens and state to a file that `Model.restore` reads; whole or not at all."""
@@ -141,98 +154,114 @@ class Session:
         self._call(lambda: store.save(Path(path), self._sequence, states, self._fingerprint))
 
     def close(self) -> None:
-        """Gives the session's cells back."""
-        self._call(lambda: self._engine.runner.cache.close(self._sequence))
-        self._pending = []
+        """Stops what it generates and gives its place back; it is empty then."""
+        generation = self._generation()
+        if generation is not None:
+            generation.close()
+        with contextlib.suppress(UmbelError):  # the model is closed, and so is all of it
+            self._become([], 0)
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._engine.closed:
-            self.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        sequence, cache = self._sequence, self._engine.runner.cache
+        if len(sequence):
+            with contextlib.suppress(UmbelError, RuntimeError):  # the process ends
+                self._engine.post(lambda: cache.close(sequence))
 
     # inside
 
-    def _ids(self, prompt: Prompt, special: bool) -> list[int]:
-        if isinstance(prompt, str):
-            bos = None if not len(self) else False
+    def _ids(
+        self, prompt: Prompt, special: bool = False, *, some: bool = False, start: bool = False
+    ) -> list[int]:
+        """The token ids of a prompt; `start`: it is a whole text, else it goes on."""
+        starts = start or not len(self)
+        if isinstance(prompt, str | bytes):
+            if not prompt and not starts:
+                return []
+            bos = None if starts else False
             ids = self._tokenizer.encode(prompt, special=special, bos=bos, eos=False)
+            if not ids and self._tokenizer.bos_id is not None:
+                ids = [self._tokenizer.bos_id]  # also where other texts begin without it
         else:
-            self._tokenizer.check_ids(prompt)
-            ids = [int(i) for i in prompt]
-        if not ids and not len(self):
-            msg = "the prompt is empty, and the model has no token to begin with"
-            raise OptionError(msg, where="prompt", expected="some text", got=prompt)
+            ids = list(prompt) if hasattr(prompt, "__iter__") else []
+            self._tokenizer.check_ids(ids)
+            ids = [int(i) for i in ids]
+        if not ids and (some or starts):
+            msg = "the prompt is empty, and there is no token to begin with"
+            raise OptionError(msg, where="prompt", expected="text or token ids", got=prompt)
         return ids
 
-    def _take(self, ids: list[int]) -> list[int]:
-        """The tokens to compute next: what is pending, and `ids`; never none."""
-        ids, self._pending = [*self._pending, *ids], []
-        if not ids:  # the logits of the last token are wanted again
-            tokens = self._sequence.tokens[:]
-            ids = tokens[self._rewind(len(tokens) - 1) :]
-        return ids
+    def _due(self, ids: list[int]) -> list[int]:
+        """The tokens to compute next: those that are pending, and `ids`; never none."""
+        if not ids and not self._pending:  # the logits of the last token are wanted again
+            self._become(self.tokens, len(self) - 1)
+        return [*self._pending, *ids]
+
+    def _become(self, tokens: list[int], computed: int) -> int:
+        """Makes `tokens` what the session holds; `computed` of them at most stay computed.
+
+        Says how many do.
+        """
+
+        def become() -> int:
+            sequence = self._sequence
+            left = self._engine.runner.cache.rewind(sequence, computed)
+            self._pending = tokens[left:]
+            if not left:
+                sequence.shifts = 0
+            return left
+
+        return self._call(become)
 
     def _compute(self, ids: list[int], *, every: bool) -> np.ndarray:
-        pending = self._pending
-        ids = self._take(ids)
-        try:
-            return self._call(
-                lambda: self._engine.runner.forward(self._sequence, ids, every=every)
-            )
-        except BaseException:
-            self._pending = pending
-            raise
+        runner, due = self._engine.runner, self._due(ids)
 
-    def _rewind(self, n: int) -> int:
-        return self._call(lambda: self._engine.runner.cache.rewind(self._sequence, n))
+        def compute() -> np.ndarray:
+            logits = runner.forward(self._sequence, due, every=every)
+            self._pending = []
+            runner.cache.snapshot(self._sequence)
+            return logits
 
-    def _call(self, function: Callable[[], T]) -> T:
-        if self._busy:
+        return self._call(compute)
+
+    def _check_free(self) -> None:
+        generation = self._generation()
+        if generation is not None and generation.finish_reason is None:
             msg = "the session is generating"
             raise OptionError(msg, do="read or close the generation first")
+
+    def _call(self, function: Callable[[], T]) -> T:
+        self._check_free()
         return self._engine.call(function)
 
-    def _sampler(
-        self, sampling: Sampling | None, settings: dict[str, Any], history: list[int]
-    ) -> Sampler:
-        try:
-            chosen = Sampling(**settings) if sampling is None else sampling
-        except TypeError as error:
-            known = ", ".join(Sampling.__annotations__)
-            msg = "there is no such setting"
-            raise OptionError(msg, expected=known, got=", ".join(settings)) from error
-        breakers: frozenset[int] = frozenset()
-        if chosen.dry_multiplier > 0:
-            pieces = (self._tokenizer.decode([i]) for i in range(self._tokenizer.n_vocab))
-            breakers = breaker_tokens(chosen.dry_breakers, pieces)
-        n_vocab = self._engine.runner.definition.hparams.n_vocab
-        return Sampler(chosen, n_vocab, prompt=history, breakers=breakers)
-
-    def _ended(self, job: Job, close: bool) -> None:
-        """On the engine's thread, at the end of a generation."""
-        self._pending = [] if job.last is None else [job.last]
-        self._busy = False
-        if close:
-            self._engine.runner.cache.close(self._sequence)
+    def _settle(self, job: Job) -> None:
+        """On the engine's thread, when a generation has ended."""
+        cache = self._engine.runner.cache
+        if self._transient:
+            cache.close(self._sequence)
+            return
+        tokens = [*self._sequence.tokens, *job.pending]
+        unread = 0 if job.wanted is None else job.sampled - job.wanted
+        left = cache.rewind(self._sequence, len(tokens) - unread)
+        self._pending = tokens[left : len(tokens) - unread]
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 31:
-        msg = f"{name} has a value that cannot be used"
-        raise OptionError(msg, where=name, expected=f"a whole number from {least}", got=value)
-    return value
+def _sampling(given: Sampling | None, settings: dict[str, Any]) -> Sampling:
+    try:
+        return attrs.evolve(given or Sampling(), **settings)
+    except TypeError as error:
+        known = ", ".join(f.name for f in attrs.fields(Sampling))
+        msg = "there is no such setting"
+        raise OptionError(msg, expected=known, got=", ".join(settings)) from error
 
 
-def _keep(keep: int, ctx: int) -> int:
-    _whole("keep", keep, 0)
-    if keep > ctx - 4:
-        msg = "so many kept tokens leave nothing to drop"
-        raise OptionError(msg, where="keep", expected=f"at most {ctx - 4}", got=keep)
-    return keep
+@lru_cache(maxsize=4)
+def _breakers(tokenizer: Tokenizer, texts: tuple[str, ...]) -> frozenset[int]:
+    """The tokens at which DRY stops: found by a look at the whole vocabulary."""
+    pieces = (tokenizer.decode([i]) for i in range(tokenizer.n_vocab))
+    return breaker_tokens(texts, pieces)

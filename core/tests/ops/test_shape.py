@@ -29,19 +29,17 @@ def test_chains_of_views(data):
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     feeds = {node: values}
     for _ in range(data.draw(st.integers(1, 5))):
-        kind = data.draw(st.sampled_from(["permute", "transpose", "view", "reshape"]))
+        kind = data.draw(st.sampled_from(["permute", "view", "reshape"]))
         if kind == "permute":
             axes = data.draw(st.permutations(range(len(node.shape))))
             node = build.permute(node, axes=tuple(axes))
-        elif kind == "transpose":
-            node = build.transpose(node) if len(node.shape) > 1 else node
         elif kind == "view":
             axis = data.draw(st.integers(0, len(node.shape) - 1))
             start = data.draw(st.integers(0, node.shape[axis]))
             stop = data.draw(st.integers(start, node.shape[axis]))
             node = build.view(node, axis=axis, start=start, stop=stop)
         elif node.is_contiguous and node.size:
-            node = build.reshape(node, shape=(-1, node.shape[-1]))
+            node = build.reshape(node, shape=(node.size // node.shape[-1], node.shape[-1]))
     (expected,) = evaluate([node], feeds)
     assert expected.tolist() == through_strides(node, values).tolist()
     if node.op is not None:
@@ -59,14 +57,14 @@ def test_permutation_that_moves_nothing_is_contiguous():
 
 
 def test_reshape_refused():
-    """A reshape needs contiguous values, as many as before, and one open axis at most."""
+    """A reshape needs contiguous values, as many as before, none negative."""
     build, x = made((4, 6))
     for shape in ((5, 5), (-1, -1), (-1, 5), (-2, -12)):
         with pytest.raises(GraphError, match="reshape") as caught:
             build.reshape(x, shape=shape)
         assert str(list(shape)) in caught.value.got
     with pytest.raises(GraphError, match="reshape"):
-        build.reshape(build.transpose(x), shape=(24,))
+        build.reshape(build.permute(x, axes=(1, 0)), shape=(24,))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +76,6 @@ def test_reshape_refused():
         ("view", {"axis": -1, "start": 0, "stop": 1}),
         ("view", {"axis": 0, "start": 2, "stop": 1}),
         ("view", {"axis": 0, "start": 0, "stop": 5}),
-        ("repeat", {"shape": (4, 7)}),
-        ("repeat", {"shape": (4,)}),
     ],
 )
 def test_refused(op, attributes):
@@ -100,10 +96,8 @@ def test_quantised_views():
     for node in (
         lambda: build.view(w, axis=2, start=0, stop=32),
         lambda: build.permute(w, axes=(0, 2, 1)),
-        lambda: build.transpose(w),
         lambda: build.cont(w),
         lambda: build.concat(w, w, axis=0),
-        lambda: build.repeat(w, shape=(8, 3, 64)),
     ):
         with pytest.raises(GraphError):
             node()
@@ -135,10 +129,3 @@ def test_concat_refuses_two_dtypes(ops, normal):
     """Both parts have one dtype."""
     with pytest.raises(GraphError, match="concat"):
         ops.reference("concat", normal(2), np.zeros(2, np.int32), axis=0)
-
-
-def test_repeat(ops):
-    """repeat tiles: index i of the result is index i modulo the length."""
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    actual = ops.reference("repeat", x, shape=(4, 9))
-    assert all(actual[i, j] == x[i % 2, j % 3] for i in range(4) for j in range(9))

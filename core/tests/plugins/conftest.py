@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from umbel import plugins as module
 from umbel.hookspecs import Device, DeviceInfo, hookimpl
 from umbel.plugins import Plugins, Row
 
@@ -69,9 +70,10 @@ def make() -> Callable[..., types.ModuleType]:
 
 
 @pytest.fixture
-def plugins() -> Plugins:
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
     """The built-in host, no entry points, and a short time limit."""
-    return Plugins(only="", time_limit=0.25)
+    monkeypatch.setattr(module, "TIME_LIMIT", 0.25)
+    return Plugins(only="")
 
 
 @pytest.fixture

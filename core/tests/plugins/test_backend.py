@@ -8,7 +8,7 @@ import types
 import pluggy
 import pytest
 from umbel import hookspecs
-from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, PluginError
+from umbel.errors import CancelledError, DeviceError, PluginError
 from umbel.hookspecs import Device, DeviceInfo
 
 
@@ -58,7 +58,7 @@ def test_hooks_left_out_have_their_defaults(plugins, make):
 @pytest.mark.parametrize(
     "function", [lambda device, graph: None, lambda graph: None, lambda graph, device: None]
 )
-def test_a_bound_hook_is_a_direct_call(plugins, make, function):
+def test_a_bound_hook_is_called_directly(plugins, make, function):
     """In the token loop a call through pluggy would cost twice as much, and more."""
     made = make("one", graph_compute=function)
     plugins.add("one", made)
@@ -134,13 +134,6 @@ def test_our_own_errors_and_ctrl_c_pass_unchanged(plugins, make, error):
     assert plugins.faults == []
 
 
-def test_memory_errors_become_ours(plugins, make):
-    """The engine catches `OutOfMemoryError` to try with less."""
-    plugins.add("one", make("one", graph_compute=raising(MemoryError())))
-    with pytest.raises(OutOfMemoryError, match=r"graph_compute\(one:0\): MemoryError"):
-        plugins.backends["one"].graph_compute(plugins.find("one"), None)
-
-
 @pytest.mark.parametrize(
     ("hook", "answer", "reason"),
     [
@@ -150,7 +143,7 @@ def test_memory_errors_become_ours(plugins, make):
         ("buffer_type", None, "it returned None, expected BufferType"),
         ("buffer_type", types.SimpleNamespace(alignment=64), "expected BufferType"),
         ("status", ["hot"], r"it returned \['hot'\], expected Mapping"),
-        ("kernels", [1], r"it returned \[1\], expected a list of Kernel"),
+        ("kernels", [1], r"it returned \[1\], expected Sequence\[Kernel\]"),
     ],
 )
 def test_answers_of_the_wrong_kind_are_refused(plugins, make, hook, answer, reason):
@@ -163,7 +156,7 @@ def test_answers_of_the_wrong_kind_are_refused(plugins, make, hook, answer, reas
 def test_a_list_of_findings_is_not_one_text(plugins, make):
     """A text is a sequence of texts, too."""
     plugins.add("bad", make("bad", doctor=lambda: "all is well"))
-    with pytest.raises(PluginError, match="expected a list of str"):
+    with pytest.raises(PluginError, match=r"expected Sequence\[str\]"):
         plugins.backends["bad"].doctor()
 
 

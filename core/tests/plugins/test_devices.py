@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
-from umbel import plugins as module
 from umbel.errors import DeviceError, PluginError
 from umbel.hookspecs import Device
 
@@ -44,16 +44,19 @@ SIMULATED = Device("sim:0", "a model of hardware", 1000, simulated=True)
     [
         (raising(RuntimeError("no libascendcl.so")), "RuntimeError: no libascendcl.so"),
         (raising(SystemExit(1)), "SystemExit: 1"),
-        (lambda: None, "it returned None, expected a list of Device"),
-        (lambda: "bad:0", "it returned 'bad:0', expected a list of Device"),
-        (lambda: [Device("bad:0", "", 1), "bad:1"], "expected a list of Device"),
+        (lambda: None, r"it returned None, expected Sequence\[Device\]"),
+        (lambda: "bad:0", r"it returned 'bad:0', expected Sequence\[Device\]"),
+        (lambda: [Device("bad:0", "", 1), "bad:1"], r"expected Sequence\[Device\]"),
         (lambda: time.sleep(60), "no answer within 0.25 s"),
-        (listed(Device("host:1", "", 1)), "names like 'bad:0', each once.*'host:1'"),
-        (listed(Device("bad", "", 1)), "names like 'bad:0', each once.*'bad'"),
-        (listed(Device("bad:00", "", 1)), "names like 'bad:0', each once.*'bad:00'"),
-        (listed(Device("bad:-1", "", 1)), "names like 'bad:0', each once.*'bad:-1'"),
-        (listed(Device("bad:0", "", 1), Device("bad:0", "", 2)), "each once.*'bad:0'.*'bad:0'"),
-        (listed(Device("bad:0", "", None)), r"whole priorities; it told 'bad:0' \(None\)"),
+        (listed(Device("host:1", "", 1)), "unique names 'bad:N'.*'host:1'"),
+        (listed(Device("bad", "", 1)), "unique names 'bad:N'.*'bad'"),
+        (listed(Device("bad:00", "", 1)), "unique names 'bad:N'.*'bad:00'"),
+        (listed(Device("bad:-1", "", 1)), "unique names 'bad:N'.*'bad:-1'"),
+        (
+            listed(Device("bad:0", "", 1), Device("bad:0", "", 2)),
+            "unique names.*'bad:0'.*'bad:0'",
+        ),
+        (listed(Device("bad:0", "", None)), "whole priorities: .*priority=None"),
     ],
 )
 def test_a_plugin_whose_devices_fail_hides_no_others(plugins, row, make, devices, reason):
@@ -67,13 +70,6 @@ def test_a_plugin_whose_devices_fail_hides_no_others(plugins, row, make, devices
     assert row("bad").state == "FAILED"
     with pytest.raises(PluginError, match=rf"'bad' cannot be used: devices\(\): .*{reason}"):
         plugins.find("bad")
-
-
-def test_ctrl_c_while_devices_are_asked_passes(plugins, make):
-    """It is the user's, not the plugin's."""
-    plugins.add("one", make("one", devices=raising(KeyboardInterrupt())))
-    with pytest.raises(KeyboardInterrupt):
-        plugins.devices()
 
 
 def test_what_devices_prints_does_not_reach_stdout(plugins, make, capsys):
@@ -107,13 +103,13 @@ def test_auto_takes_the_best_real_device(plugins, make):
 
 
 @pytest.mark.parametrize("name", ["npu:2", "npu:x", "npu:", "npu:00", "npu:-1", "npu:0:0"])
-def test_an_index_out_of_range_lists_the_devices_of_that_backend(plugins, make, name):
+def test_an_index_out_of_range_lists_the_devices_that_are_there(plugins, make, name):
     """Indexes are logical; the error shows which there are."""
     plugins.add("npu", make("npu", indexes=(0, 1)))
     assert plugins.find("npu:1").name == "npu:1"
     with pytest.raises(DeviceError, match=f"there is no device '{name}'") as caught:
         plugins.find(name)
-    assert caught.value.expected == "npu:0, npu:1"
+    assert caught.value.expected == "npu:0, npu:1, host:0"
 
 
 @pytest.mark.parametrize("name", ["gpu", "gpu:0", "", ":0", "HOST", "auto:0"])
@@ -127,17 +123,11 @@ def test_an_unknown_device_lists_what_is_there(plugins, make, name):
 
 def test_auto_without_any_real_device_is_an_error(plugins, make, monkeypatch):
     """Should even the host be broken, the message says so."""
-    monkeypatch.setattr(module.importlib, "import_module", raising(ImportError("no BLAS")))
+    monkeypatch.setitem(sys.modules, "umbel.host", None)
     plugins.add("sim", make("sim", devices=listed(SIMULATED)))
     with pytest.raises(DeviceError, match="there is no real device"):
         plugins.find()
     with pytest.raises(
-        PluginError, match=r"'host' cannot be used: umbel\.host: ImportError: no"
+        PluginError, match=r"'host' cannot be used: host = umbel\.host: ModuleNotFoundError"
     ):
         plugins.find("host")
-
-
-def test_a_device_of_nobody_has_no_owner(plugins):
-    """Only a device made by hand can be asked about like that."""
-    with pytest.raises(DeviceError, match="there is no backend 'gpu'"):
-        plugins.owner(Device("gpu:0", "", 1))

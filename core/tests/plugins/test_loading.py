@@ -48,14 +48,6 @@ def test_two_objects_cannot_have_one_name(plugins, make):
         plugins.add("one", make("one"))
 
 
-def test_one_object_cannot_have_two_names(plugins, make):
-    """Its devices could only carry one of them."""
-    same = make("one")
-    plugins.add("one", same)
-    with pytest.raises(PluginError, match="the same plugin is loaded as 'one' already"):
-        plugins.add("two", same)
-
-
 def test_an_object_can_be_a_plugin(plugins):
     """Hooks may be methods; they are called bound."""
 
@@ -111,27 +103,6 @@ def test_a_refused_plugin_leaves_nothing_behind(plugins, make):
         plugins.add("one", make("one", synk=lambda device: None))
     plugins.add("one", make("one"))
     assert plugins.find("one").name == "one:0"
-
-
-@pytest.mark.parametrize("name", ["", "auto", "Numa", "a:b", "a.b", "1st", "nu ma"])
-def test_names_that_a_device_could_not_carry_are_refused(plugins, make, name):
-    """A backend's name is part of device names and of options."""
-    with pytest.raises(PluginError, match="cannot be the name of a backend"):
-        plugins.add(name, make("one"))
-
-
-def test_a_hook_that_would_never_run_is_refused(plugins, make):
-    """Calling a generator or coroutine function runs nothing, without a word."""
-
-    def generator(device, graph):
-        yield
-
-    async def coroutine(device, graph):
-        pass
-
-    for function in (generator, coroutine):
-        with pytest.raises(PluginError, match="'graph_compute' is a generator, wrapper or"):
-            plugins.add("bad", make("bad", graph_compute=function))
 
 
 def test_an_optional_hook_of_a_later_version_is_ignored(plugins, make):

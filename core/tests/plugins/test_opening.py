@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from umbel.errors import DeviceError, UmbelError
+from umbel.errors import DeviceError
 from umbel.hookspecs import DeviceInfo, Kernel
 
 HOOKS = ("devices", "open", "buffer_type", "op_supported", "graph_compute")
@@ -89,27 +89,6 @@ def test_a_device_that_fails_to_open_can_be_opened_later(plugins, make):
     with pytest.raises(DeviceError, match=r"'one' failed in open\(one:0\): RuntimeError: unpl"):
         plugins.open(plugins.find("one"))
     assert DeviceInfo() == plugins.open(plugins.find("one")).info
-
-
-@pytest.mark.parametrize(
-    ("hooks", "reason"),
-    [
-        ({"buffer_type": raising(RuntimeError("no memory map"))}, "no memory map"),
-        ({"open": lambda device: DeviceInfo(compute_dtype="f23")}, "computes in 'f23'"),
-    ],
-)
-def test_a_device_that_is_half_open_is_closed_again(plugins, make, hooks, reason):
-    """Nothing stays behind, even when closing fails too."""
-    closed = []
-
-    def close(device):
-        closed.append(device.name)
-        raise RuntimeError("cannot close")
-
-    plugins.add("one", make("one", close=close, **hooks))
-    with pytest.raises(UmbelError, match=reason):
-        plugins.open(plugins.find("one"))
-    assert closed == ["one:0"]
 
 
 def test_what_open_prints_does_not_reach_stdout(plugins, make, capsys):

@@ -24,7 +24,6 @@ OPTIONS = [
         ({"threads": "8"}, {"threads": 8}),
         ({"threads": 8}, {"threads": 8}),
         ({"threads": np.int64(8)}, {"threads": 8}),
-        ({"threads": None}, {}),
         ({"mode": "mirror", "bound": 1}, {"mode": "mirror", "bound": 1.0}),
         ({"verify": True}, {"verify": True}),
         ({"verify": "true"}, {"verify": True}),
@@ -48,10 +47,14 @@ def test_open_gets_every_option_parsed_or_by_default(plugins, make, given, expec
             "threads, mode, verify, bound",
         ),
         ({"host": {"speed": "1"}}, "'host' has no option 'speed'", None),
-        ({"one": {"threads": "many"}}, "one.threads cannot be 'many': invalid lit", "how many"),
-        ({"one": {"mode": "x"}}, "one.mode cannot be 'x': choose from local, mirror", None),
-        ({"one": {"mode": ""}}, "one.mode cannot be '': choose from local, mirror", None),
-        ({"one": {"verify": "perhaps"}}, "one.verify cannot be 'perhaps': KeyError", None),
+        (
+            {"one": {"threads": "many"}},
+            "one.threads cannot be 'many'\n.*\n.*ValueError: invalid literal",
+            "how many",
+        ),
+        ({"one": {"mode": "x"}}, "one.mode cannot be 'x'", "local, mirror"),
+        ({"one": {"mode": ""}}, "one.mode cannot be ''", "local, mirror"),
+        ({"one": {"verify": "perhaps"}}, "one.verify cannot be 'perhaps'", "check results"),
         ({"two": {"mode": "x"}}, "there is no backend 'two'", "host, one"),
     ],
 )
@@ -108,8 +111,6 @@ def test_parse_options_refuses_other_forms(text):
         parse_options([text])
 
 
-def test_parse_options_refuses_two_values():
-    """The same value twice is harmless."""
-    assert parse_options(["numa.mode=a", "numa.mode=a"]) == {"numa": {"mode": "a"}}
-    with pytest.raises(OptionError, match=r"numa\.mode is given twice\n.*\n.*a and b"):
-        parse_options(["numa.mode=a", "numa.mode=b"])
+def test_parse_options_takes_the_last_of_two_values():
+    """As everywhere on a command line."""
+    assert parse_options(["numa.mode=a", "numa.mode=b"]) == {"numa": {"mode": "b"}}

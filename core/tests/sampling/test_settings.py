@@ -36,7 +36,7 @@ NEVER_A_NUMBER = [
     {},
     1j,
 ]
-HUGE = [10**400, -(10**400), pytest.param(10**5000, id="5001 digits"), 1e308, -1e308]
+HUGE = [10**400, -(10**400), 1e308, -1e308]
 
 
 def refused(**setting: object) -> SamplingError:
@@ -167,24 +167,21 @@ def test_edge_accepted(field, value):
     [
         {"5": 1.0},
         {True: 1.0},
-        {-1: 1.0},
-        {2**31: 1.0},
-        pytest.param({10**5000: 1.0}, id="huge token"),
         {1.0: 1.0},
         {5: float("nan")},
         {5: float("inf")},
         {5: 10**400},
+        {5: -1e10},
         {5: True},
         {5: "1"},
         {5: None},
         [(5, 1.0)],
-        pytest.param([10**5000], id="huge list"),
         None,
         "5",
     ],
 )
 def test_logit_bias_refused(bias):
-    """A bias needs a token id for a key and a number below infinity."""
+    """A bias needs an integer for a key, and is a number of a sane size or -inf."""
     refused(logit_bias=bias)
 
 
@@ -203,6 +200,7 @@ def test_logit_bias_copied():
         ("top_k", "top_k"),
         "top_k;temperature",
         ("top-k",),
+        ("typical",),
         (1,),
         ([],),
         None,
@@ -220,15 +218,15 @@ def test_samplers_unknown_lists_names():
     assert "typ_p, top_p, min_p, xtc" in refused(samplers=["nucleus"]).expected
 
 
-@pytest.mark.parametrize("breakers", [("",), ("a", 5), None, 5, {"a": 1}])
+@pytest.mark.parametrize("breakers", [("",), ["a", 5], "ab", None, 5, {"a": 1}])
 def test_breakers_refused(breakers):
     """Breakers are strings that are not empty."""
     refused(dry_breakers=breakers)
 
 
 def test_sequences_become_tuples():
-    """Lists, as they come from JSON, become tuples; a bare string is one breaker."""
-    settings = Settings(samplers=["top_k", "temperature"], dry_breakers="ab")
+    """Lists, as they come from JSON, become tuples."""
+    settings = Settings(samplers=["top_k", "temperature"], dry_breakers=["ab"])
     assert settings.samplers == ("top_k", "temperature")
     assert settings.dry_breakers == ("ab",)
 

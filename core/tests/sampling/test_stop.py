@@ -111,7 +111,6 @@ def test_held_back_is_a_beginning(text, stops):
         ["a", ""],
         [None],
         [5],
-        pytest.param([10**5000], id="huge"),
         None,
         5,
         {"a": 1},

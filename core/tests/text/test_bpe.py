@@ -121,16 +121,6 @@ def test_gemma4(gemma: Any, text: str, ids: list[int]) -> None:
     assert text == gemma.decode(ids)
 
 
-def test_lines_are_cut_into_words_only_where_no_merge_crosses(
-    bytes_and: Any, gemma: Any
-) -> None:
-    """A merge from a word into the next space keeps the line in one piece."""
-    coder = gemma.coder
-    assert list(coder.split("a a")) == ["a▁a"]
-    coder = type(coder)(coder.vocab, coder.pre, ["▁ a"])
-    assert list(coder.split("a a")) == ["a", "▁a"]
-
-
 @pytest.mark.parametrize("name", ["gpt-2", "qwen2"])
 def test_vectors(vectors: Callable[..., Any], name: str) -> None:
     """The ids of llama.cpp and of Hugging Face's tokenizers."""
@@ -158,5 +148,5 @@ def test_long_runs(vectors: Callable[..., Any], name: str, text: str) -> None:
     start = time.perf_counter()
     ids = tokenizer.encode(text)
     assert time.perf_counter() - start < 2
-    if tokenizer.model in ("bpe", "spm"):
+    if name in ("gpt-2", "qwen2", "phi-3"):
         assert text == tokenizer.decode(ids)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from umbel.errors import TokenizerError
-from umbel.text.charsmap import CharsMap
+from umbel.text.unigram import CharsMap
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from umbel.errors import TokenizerError, UnsupportedModelError
 from umbel.text import load_tokenizer
+from umbel.text.pretokenizers import pre_tokenizers
 
 PREFIX = "tokenizer.ggml."
 
@@ -28,7 +29,7 @@ def test_unknown_pre_tokenizer(
     if name is None:
         del metadata[PREFIX + "pre"]
     tokenizer = load_tokenizer(metadata, where="x.gguf")
-    assert (tokenizer.pre, len(caplog.records)) == ("default", 1)
+    assert (tokenizer.coder.pre, len(caplog.records)) == (pre_tokenizers()["default"], 1)
     assert caplog.records[0].levelno == logging.WARNING
     for word in ("x.gguf", words, "'default'"):
         assert word in caplog.text
@@ -38,7 +39,8 @@ def test_default_by_name(
     bytes_and: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that asks for "default" gets it without a warning; SentencePiece needs none."""
-    assert load_tokenizer(bytes_and(pre="default")).pre == "default"
+    tokenizer = load_tokenizer(bytes_and(pre="default"))
+    assert tokenizer.coder.pre == pre_tokenizers()["default"]
     assert caplog.text == ""
 
 
@@ -138,8 +140,12 @@ def test_default_ids_out_of_range(
 ) -> None:
     """In a vocabulary of one token the usual BOS 1 does not exist: none is added, and said."""
     tokenizer = load_tokenizer(tiny("llama", "a"))
-    roles = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.add_bos)
-    assert roles == (None, None, 0, False)
+    assert (tokenizer.vocab.roles, tokenizer.bos_id, tokenizer.eos_id) == (
+        {"unk": 0},
+        None,
+        None,
+    )
+    assert not tokenizer.add_bos
     assert "BOS is to be added" in caplog.text
 
 
@@ -158,7 +164,8 @@ def test_defaults(
     """Roles that a file does not name are those of the kind of tokenizer."""
     tokens = [f"t{i}" for i in range(104)]
     t = load_tokenizer(tiny(model, *tokens, merges=[], pre="gpt-2"))
-    assert ids == (t.bos_id, t.eos_id, t.unk_id, t.pad_id, t.sep_id)
+    assert ids == tuple(map(t.vocab.roles.get, ("bos", "eos", "unk", "pad", "sep")))
+    assert ids[:2] == (t.bos_id, t.eos_id)
     assert adds == (t.add_bos, t.add_eos)
     assert t.n_vocab == 104
 
@@ -179,8 +186,7 @@ def test_bos_by_pre_tokenizer(bytes_and: Callable[..., Any]) -> None:
         ([("<|eot_id|>", 1), ("<end_of_turn>", 4)], {}, {0, 1}),
         ([("</s>", 1), ("</s> ", 1)], {}, set()),
         ([("</s>", 3)], {}, {0}),
-        ([("<|end|>", 3), ("<|return|>", 3), ("<|call|>", 3)], {}, {1, 2}),
-        ([("<|end|>", 3), ("<|return|>", 3)], {}, {0, 1}),
+        ([("<|end|>", 3)], {}, {0}),
     ],
 )
 def test_ends_of_generation(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.text.pretokenizers import BY_NAME, splitter
+from umbel.text.pretokenizers import pre_tokenizers
 
-PATTERNS = {pre.patterns: name for name, pre in BY_NAME.items()}
+KNOWN = pre_tokenizers()
+PATTERNS = {pre.patterns: name for name, pre in KNOWN.items()}
 
 
 def split(name: str, text: str) -> list[str]:
-    return list(splitter(BY_NAME[name].patterns)(text))
+    return KNOWN[name].split(text)
 
 
 @pytest.mark.parametrize(
@@ -95,5 +97,13 @@ def test_long_s_is_no_suffix() -> None:
 )
 def test_flags(name: str, flags: tuple[bool, bool, bool]) -> None:
     """What else a name says: whole words first, BOS by default, tokens of characters."""
-    pre = BY_NAME[name]
+    pre = KNOWN[name]
     assert flags == (pre.whole_words, pre.add_bos, pre.raw)
+
+
+def test_file_is_read_whole() -> None:
+    """Every entry of the data file is known, under each of its names; no part is left over."""
+    assert (len(KNOWN), len(PATTERNS)) == (90, 29)
+    assert KNOWN["mellum"] is KNOWN["modern-bert"] is KNOWN["gpt-2"]
+    patterns = [pattern for pre in KNOWN.values() for pattern in pre.patterns]
+    assert [p for p in patterns if "<" in p and regex.search(r"<\w+>", p)] == []

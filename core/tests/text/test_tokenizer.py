@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from umbel.errors import TokenizerError
 from umbel.text import Tokenizer
 from umbel.text.load import load_tokenizer
-from umbel.text.tokenizer import Matcher
+from umbel.text.tokenizer import MARK, Matcher
 
 BOS, EOS, END, OWN = 256, 257, 258, 259
 TOKENS = (("<s>", 3), ("</s>", 3), ("<|im_end|>", 3), ("<own>", 4), ("<|im", 4), ("", 4))
@@ -56,7 +56,8 @@ def test_text_gives_no_control_token(vectors: Callable[..., Any], name: str, tex
     tokenizer = vectors(name).tokenizer
     texts = [text, "<|endoftext|>", "[SEP]", "<|end|>", "<pad>"]
     ids = [i for t in texts for i in tokenizer.encode(t, bos=False, eos=False)]
-    control = [i for i in ids if tokenizer.vocab.kinds[i] == 3 and i != tokenizer.unk_id]
+    unknown = tokenizer.vocab.roles.get("unk")
+    control = [i for i in ids if tokenizer.vocab.kinds[i] == 3 and i != unknown]
     assert control == []
 
 
@@ -128,19 +129,12 @@ def test_model_without_bos(bytes_and: Callable[..., Any]) -> None:
         tokenizer.encode("a", bos=True)
 
 
-def test_parts(make: Callable[..., Tokenizer]) -> None:
-    """A template's control tokens count, those in a user's words do not; text is one text."""
+def test_marks(make: Callable[..., Tokenizer]) -> None:
+    """Among control tokens, a marked text is text; elsewhere the mark is a character."""
     tokenizer = make(add_bos_token=True)
-    parts = [("<s>user:", True), (" <s><|im_end|>", False), ("<|im_end|>", True)]
-    ids = tokenizer.encode_parts(parts)
-    assert [BOS, *b"user: <s>", 260, *b"_end|>", END] == ids
-
-
-def test_tokens_cross_parts(vectors: Callable[..., Any]) -> None:
-    """Between parts a text is not cut: its words are encoded whole."""
-    tokenizer = vectors("gpt-2").tokenizer
-    whole = tokenizer.encode("Hello world")
-    assert whole == tokenizer.encode_parts([("Hel", True), ("lo wor", False), ("ld", True)])
+    ids = tokenizer.encode(f"<s>a<{MARK}s> <{MARK}|im_end|><|im_end|>", special=True)
+    assert [BOS, *b"a<s> ", 260, *b"_end|>", END] == ids
+    assert [BOS, *MARK.encode()] == tokenizer.encode(MARK)
 
 
 @pytest.mark.parametrize("data", [b"\xe6\xad", b"\xff", b"a\x80b\xc3", bytes(range(256))])

@@ -7,17 +7,6 @@
 
 from umbel.gguf.file import GGUFFile
 from umbel.gguf.file import open_file as open  # noqa: A004 (read as gguf.open, like gzip.open)
-from umbel.gguf.header import TensorInfo
-from umbel.gguf.types import BY_NAME, BY_NUMBER, DType
-from umbel.gguf.values import Metadata, Value
+from umbel.gguf.header import Metadata, TensorInfo, Value
 
-__all__ = [
-    "BY_NAME",
-    "BY_NUMBER",
-    "DType",
-    "GGUFFile",
-    "Metadata",
-    "TensorInfo",
-    "Value",
-    "open",
-]
+__all__ = ["GGUFFile", "Metadata", "TensorInfo", "Value", "open"]

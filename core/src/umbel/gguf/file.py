@@ -3,28 +3,33 @@
 Opening reads the header of every part and no tensor data. Arrays are read-only views of the
 mapping, which goes when the file is closed and the last of them is gone. (A file must not be
 shortened while it is open: the system answers the access to a vanished page with a signal.)
+
+A model may be split over several files, NAME-00001-of-0000N.gguf, as gguf-split writes them.
+Each part is a GGUF file with the keys `split.no` (from 0) and `split.count`; the first also
+holds the model's metadata, and every part its own tensors. Names and keys must agree: a part
+of such a name without the keys, or with keys under another name, is refused, since a model
+that lacks tensors without anybody noticing would be the alternative.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import stat
-from collections.abc import Mapping
+import re
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, overload
+from typing import Any, TypeVar, get_args, get_origin
 
+import attrs
 import numpy as np
 
 from umbel.errors import UmbelError, UnsupportedModelError
-from umbel.gguf import split
-from umbel.gguf.header import Header, TensorInfo, read_header
+from umbel.gguf.header import Header, TensorInfo, read_header, refuse
 from umbel.gguf.quants import DECODABLE
-from umbel.gguf.values import Metadata, Value, refuse
 
 T = TypeVar("T")
-D = TypeVar("D")
 _REQUIRED: Any = object()
+_PART = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_PER_PART = ("split.", "general.alignment")  # keys that say something of their own part only
 
 
 def open_file(path: str | os.PathLike[str]) -> GGUFFile:
@@ -35,24 +40,63 @@ def open_file(path: str | os.PathLike[str]) -> GGUFFile:
     given = Path(path)
     data = _map(given)
     header = read_header(data, given)
-    paths = split.locate(given, header)
-    maps = [data if part == given else _map(part) for part in paths]
-    if len(paths) > 1:
-        header = split.merge(paths, list(map(read_header, maps, paths)))
-    return GGUFFile(paths[0], header, maps)
+    paths = _locate(given, header)
+    if len(paths) == 1:
+        return GGUFFile(given, header, [data])
+    maps = [_map(part) for part in paths]
+    headers = [read_header(data, part) for data, part in zip(maps, paths, strict=True)]
+    return GGUFFile(paths[0], _merge(paths, headers), maps)
 
 
 def _map(path: Path) -> mmap.mmap:
     try:
         # Asked first: opening a FIFO would wait for its writer, and a device has no end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            refuse("this is not a regular file", path, "a GGUF file")
+        if not path.is_file():
+            refuse("there is no such file, or it is not a regular file", path)
         with path.open("rb") as file:
-            if not file.read(1):
-                refuse("the file is empty: truncated, or not a GGUF file", path, "a GGUF file")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
-        refuse("the file cannot be read", path, "a GGUF file", error)
+    except (OSError, ValueError) as error:  # ValueError: there is nothing to map in it
+        refuse("the file cannot be read, or is truncated to nothing", path, got=error)
+
+
+def _locate(path: Path, header: Header) -> list[Path]:
+    """The paths of all parts of the model that the file at `path` belongs to, in order."""
+    name = _PART.fullmatch(path.name)
+    part, count = (int(name["part"]) - 1, int(name["count"])) if name else (0, 1)
+    _check_numbers(path, header, part, count)
+    if name is None or count == 1:
+        return [path]
+    names = [f"{name['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
+    return [path.with_name(name) for name in names]
+
+
+def _merge(paths: list[Path], headers: list[Header]) -> Header:
+    """The first part's header with the tensors of all, whose numbers must add up."""
+    first, tensors = headers[0], dict[str, TensorInfo]()
+    for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
+        _check_numbers(path, header, index, len(paths))
+        for key in first.metadata.keys() & header.metadata.keys():
+            if not key.startswith(_PER_PART) and first.metadata[key] != header.metadata[key]:
+                refuse(f"the metadata key {key[:80]!r} differs from the first part's", path)
+        for name, info in header.tensors.items():
+            if name in tensors:
+                refuse(f"the tensor {name!r} occurs in an earlier part too", path)
+            tensors[name] = attrs.evolve(info, part=index)
+    total = first.metadata.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        refuse("the parts do not add up", paths[0], f"{total!r:.40} tensors", len(tensors))
+    return attrs.evolve(first, tensors=tensors)
+
+
+def _check_numbers(path: Path, header: Header, part: int, count: int) -> None:
+    """What the file holds must agree with the place that its name gives it."""
+    metadata = header.metadata
+    kept = [metadata.get("split.no", 0), metadata.get("split.count", 1) or 1]  # 0: no split
+    if kept != [part, count]:
+        what = "the name of the file does not agree with its split.no and split.count"
+        do = "give every part the name that it had"
+        got = f"split.no {kept[0]!r:.40}, split.count {kept[1]!r:.40}"
+        refuse(what, path, f"split.no {part}, split.count {count}", got, do)
 
 
 class GGUFFile:
@@ -66,8 +110,8 @@ class GGUFFile:
         self.path = path
         self.version = header.version
         self.alignment = header.alignment
-        self.metadata: Metadata = header.metadata
-        self.tensors: Mapping[str, TensorInfo] = header.tensors
+        self.metadata = header.metadata
+        self.tensors = header.tensors
         self.size = sum(len(data) for data in maps)
         self._maps = maps
 
@@ -80,11 +124,7 @@ class GGUFFile:
         tensors = self.tensors.values()
         return [(t.name, t.dtype.number) for t in tensors if t.dtype.name not in DECODABLE]
 
-    @overload
-    def get(self, key: str, kind: type[T]) -> T: ...
-    @overload
-    def get(self, key: str, kind: type[T], default: D) -> T | D: ...
-    def get(self, key: str, kind: Any, default: Any = _REQUIRED) -> Any:
+    def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
         """The metadata value `key`, which must be of `kind`.
 
         It is required unless there is a default; a value of the wrong kind is an error even
@@ -100,7 +140,7 @@ class GGUFFile:
         if not _is_a(value, kind):
             what = f"the metadata key {key!r} has a wrong type"
             refuse(what, self.path, expected, f"{type(value).__name__} {value!r:.60}")
-        return float(value) if kind is float else value
+        return kind(value)  # type: ignore[call-arg]  # for a float this may be an int
 
     def array(self, name: str) -> np.ndarray:
         """The tensor `name` as a read-only view of the file.
@@ -117,8 +157,8 @@ class GGUFFile:
         if not self._maps:
             msg = "the file is closed"
             raise UmbelError(msg, where=self.path)
-        data, offset = (self._maps[info.part], info.offset) if info.nbytes else (b"", 0)
-        raw = np.frombuffer(data, np.uint8, info.nbytes, offset)
+        whole = np.frombuffer(self._maps[info.part], np.uint8)
+        raw = whole[info.offset : info.offset + info.nbytes]
         if info.dtype.numpy is not None:
             return raw.view(info.dtype.numpy).reshape(info.shape)
         row = info.dtype.row_bytes(info.shape[-1] if info.shape else 1)
@@ -136,7 +176,7 @@ class GGUFFile:
         self.close()
 
 
-def _is_a(value: Value, kind: Any) -> bool:
+def _is_a(value: object, kind: Any) -> bool:
     if get_origin(kind) is list:
         # The elements of an array are of one type: the first speaks for all.
         return isinstance(value, list) and all(_is_a(v, get_args(kind)[0]) for v in value[:1])

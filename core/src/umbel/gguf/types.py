@@ -6,8 +6,11 @@ they stand here as a table and a test holds the table against the package.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
+from attrs.converters import optional
 
 from umbel.errors import GraphError
 
@@ -20,7 +23,8 @@ class DType:
     number: int
     block: int
     block_bytes: int
-    numpy: np.dtype | None = None  # None where NumPy cannot read it (bf16 and quantised types)
+    # None where NumPy cannot read it: bf16 and quantised types
+    numpy: np.dtype | None = attrs.field(default=None, converter=optional(np.dtype))
 
     @property
     def quantised(self) -> bool:
@@ -37,9 +41,9 @@ class DType:
         return self.name
 
 
-_TABLE = {  # name: (GGML type number, values per block, bytes per block)
-    "f32": (0, 1, 4),
-    "f16": (1, 1, 2),
+_TABLE: dict[str, tuple[Any, ...]] = {  # number, values per block, bytes per block, NumPy
+    "f32": (0, 1, 4, "<f4"),
+    "f16": (1, 1, 2, "<f2"),
     "q4_0": (2, 32, 18),
     "q4_1": (3, 32, 20),
     "q5_0": (6, 32, 22),
@@ -60,11 +64,11 @@ _TABLE = {  # name: (GGML type number, values per block, bytes per block)
     "iq3_s": (21, 256, 110),
     "iq2_s": (22, 256, 82),
     "iq4_xs": (23, 256, 136),
-    "i8": (24, 1, 1),
-    "i16": (25, 1, 2),
-    "i32": (26, 1, 4),
-    "i64": (27, 1, 8),
-    "f64": (28, 1, 8),
+    "i8": (24, 1, 1, "i1"),
+    "i16": (25, 1, 2, "<i2"),
+    "i32": (26, 1, 4, "<i4"),
+    "i64": (27, 1, 8, "<i8"),
+    "f64": (28, 1, 8, "<f8"),
     "iq1_m": (29, 256, 56),
     "bf16": (30, 1, 2),
     "tq1_0": (34, 256, 54),
@@ -73,20 +77,7 @@ _TABLE = {  # name: (GGML type number, values per block, bytes per block)
     "nvfp4": (40, 64, 36),
     "q1_0": (41, 128, 18),
 }
-_NUMPY = {
-    "f32": "<f4",
-    "f16": "<f2",
-    "f64": "<f8",
-    "i8": "i1",
-    "i16": "<i2",
-    "i32": "<i4",
-    "i64": "<i8",
-}
-
-BY_NAME = {
-    name: DType(name, *row, numpy=np.dtype(_NUMPY[name]) if name in _NUMPY else None)
-    for name, row in _TABLE.items()
-}
+BY_NAME = {name: DType(name, *row) for name, row in _TABLE.items()}
 BY_NUMBER = {dtype.number: dtype for dtype in BY_NAME.values()}
 
 F32, F16, BF16, I32 = BY_NAME["f32"], BY_NAME["f16"], BY_NAME["bf16"], BY_NAME["i32"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta
 from umbel.models.layers import plain_feed_forward, qkv
 
@@ -24,7 +23,7 @@ def build(b: ModelBuilder, meta: Meta) -> Tensor:
     x = b.norm_layer(x, "token_embd_norm")
     for i in range(hp.n_layer):
         q, k, v = qkv(b, i, x)
-        h = b.attend_within(q, k, v, scale=hp.head_dim_k**-0.5)
+        h = b.attend_within(q, k, v, scale=hp.scale)
         x = b.add(x, b.linear(h, f"blk.{i}.attn_output", hp.n_embd))
         x = b.norm_layer(x, f"blk.{i}.attn_output_norm")
         x = b.add(x, plain_feed_forward(b, i, x, "gelu_erf"))

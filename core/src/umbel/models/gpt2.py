@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta
-from umbel.models.layers import plain_feed_forward, qkv
+from umbel.models.layers import attention, plain_feed_forward
 
 
 def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    hp = b.hparams
     x = b.add(b.embed(), b.embed_positions())
-    for i in range(hp.n_layer):
-        q, k, v = qkv(b, i, b.norm_layer(x, f"blk.{i}.attn_norm"))
-        h = b.attend(i, q, k, v, scale=hp.head_dim_k**-0.5)
-        x = b.add(x, b.linear(h, f"blk.{i}.attn_output", hp.n_embd))
+    for i in range(b.hparams.n_layer):
+        x = b.add(x, attention(b, i, b.norm_layer(x, f"blk.{i}.attn_norm")))
         h = b.norm_layer(x, f"blk.{i}.ffn_norm")
         x = b.add(x, plain_feed_forward(b, i, h, "gelu"))
     return b.logits(b.norm_layer(b.asked(x), "output_norm"))

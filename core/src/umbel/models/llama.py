@@ -8,26 +8,19 @@ factors in the tensor `rope_freqs.weight`.
 from __future__ import annotations
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta, read_rope
-from umbel.models.layers import feed_forward, qkv, rotate
+from umbel.models.layers import attention, experts, feed_forward
 
 
 def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    hp = b.hparams
-    rope = read_rope(meta, hp, "norm")
-    factors = b.maybe("rope_freqs", (rope.n_dims // 2,))
-    scale = meta.float("attention.scale", hp.head_dim_k**-0.5)
+    rope = read_rope(meta, b.hparams, "norm")
     x = b.embed()
-    for i in range(hp.n_layer):
-        h = b.norm_rms(x, f"blk.{i}.attn_norm")
-        q, k, v = qkv(b, i, h)
-        q, k = rotate(b, q, rope, factors), rotate(b, k, rope, factors)
-        h = b.attend(i, q, k, v, scale=scale, rope=rope, factors=factors)
-        x = b.add(x, b.linear(h, f"blk.{i}.attn_output", hp.n_embd))
+    for i in range(b.hparams.n_layer):
+        x = b.add(x, attention(b, i, b.norm_rms(x, f"blk.{i}.attn_norm"), rope))
         h = b.norm_rms(x, f"blk.{i}.ffn_norm")
-        x = b.add(x, feed_forward(b, i, h))
+        mixture = f"blk.{i}.ffn_gate_inp.weight" in b.tensors
+        x = b.add(x, experts(b, i, h, meta) if mixture else feed_forward(b, i, h))
     return b.logits(b.norm_rms(b.asked(x), "output_norm"))
 
 

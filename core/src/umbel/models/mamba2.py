@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta
-from umbel.models.layers import convolve, scan, sequences, split
+from umbel.models.layers import convolve, heads, scan, split
 
 
 def build(b: ModelBuilder, meta: Meta) -> Tensor:
@@ -20,34 +19,24 @@ def build(b: ModelBuilder, meta: Meta) -> Tensor:
 
 
 def _mixer(b: ModelBuilder, i: int, x: Tensor, meta: Meta) -> Tensor:
-    p, inner = f"blk.{i}.", meta.int("ssm.inner_size")
-    kernel = meta.int("ssm.conv_kernel", least=1)
-    n_head, size = meta.int("ssm.time_step_rank", least=1), meta.int("ssm.state_size")
-    groups = meta.int("ssm.group_count", 1, least=1)
-    n, s, t = b.step.n, b.step.sequences, b.step.tokens
-    width = inner + 2 * groups * size  # x, B and C go through the convolution together
-    x = b.linear(x, p + "ssm_in", inner + width + n_head)
-    z, x, dt = split(b, x, (inner, width, n_head))
+    p, inner = f"blk.{i}.", meta.count("ssm.inner_size", least=1)
+    width = meta.count("ssm.conv_kernel", least=1)
+    n_head, size = meta.count("ssm.time_step_rank", least=1), meta.count("ssm.state_size")
+    groups = meta.count("ssm.group_count", 1, least=1)
+    sizes = inner, groups * size, groups * size  # x, B and C go through one convolution
+    x = b.linear(x, p + "ssm_in", inner + sum(sizes) + n_head)
+    z, x, dt = split(b, x, inner, sum(sizes), n_head)
     dt = b.add(dt, b.weight(p + "ssm_dt", (n_head,), ".bias"))
-    x = convolve(b, i, sequences(b, x), b.weight(p + "ssm_conv1d", (width, kernel)))
-    x = b.silu(b.add(x, b.weight(p + "ssm_conv1d", (width,), ".bias")))
-    x, b_in, c_out = split(b, x, (inner, groups * size, groups * size))
-    x = b.reshape(x, shape=(s, t, n_head, inner // n_head))
-    y = scan(
-        b,
-        i,
-        x,
-        sequences(b, dt),
-        b.weight(p + "ssm_a", (n_head, 1), suffix=""),
-        b.reshape(b_in, shape=(s, t, groups, size)),
-        b.reshape(c_out, shape=(s, t, groups, size)),
-    )
+    x, b_in, c_out = split(b, b.silu(convolve(b, i, x, p + "ssm_conv1d", width)), *sizes)
+    x = heads(b, x, n_head)
+    a = b.weight(p + "ssm_a", (n_head, 1), suffix="")
+    y = scan(b, i, x, dt, a, heads(b, b_in, groups), heads(b, c_out, groups))
     y = b.add(y, b.mul(x, b.weight(p + "ssm_d", (n_head, 1), suffix="")))
-    y = b.swiglu(z, b.reshape(y, shape=(n, inner)))
+    y = heads(b, b.swiglu(z, b.reshape(y, shape=z.shape)), groups)
     # Each group is normed by itself.
     norm = b.weight(p + "ssm_norm", (groups, inner // groups))
-    y = b.rms_norm(b.reshape(y, shape=(n, *norm.shape)), norm, eps=b.hparams.eps)
-    return b.linear(b.reshape(y, shape=(n, inner)), p + "ssm_out", b.hparams.n_embd)
+    y = b.reshape(b.rms_norm(y, norm, eps=b.hparams.eps), shape=z.shape)
+    return b.linear(y, p + "ssm_out", b.hparams.n_embd)
 
 
 ARCHITECTURE = Architecture("mamba2", build)

@@ -7,23 +7,17 @@
 from __future__ import annotations
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta, read_rope
-from umbel.models.layers import feed_forward, qkv, rope_factors, rotate
+from umbel.models.layers import attention, feed_forward
 
 
 def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    hp = b.hparams
-    rope = read_rope(meta, hp, "neox")
-    factors = rope_factors(b, rope)
-    scale = hp.head_dim_k**-0.5
+    rope = read_rope(meta, b.hparams, "neox")
     x = b.embed()
-    for i in range(hp.n_layer):
-        q, k, v = qkv(b, i, b.norm_rms(x, f"blk.{i}.attn_norm"))
-        q, k = rotate(b, q, rope, factors), rotate(b, k, rope, factors)
-        h = b.attend(i, q, k, v, scale=scale, window=hp.window, rope=rope, factors=factors)
-        x = b.add(x, b.linear(h, f"blk.{i}.attn_output", hp.n_embd))
+    for i in range(b.hparams.n_layer):
+        h = b.norm_rms(x, f"blk.{i}.attn_norm")
+        x = b.add(x, attention(b, i, h, rope, window=b.hparams.window))
         x = b.add(x, feed_forward(b, i, b.norm_rms(x, f"blk.{i}.ffn_norm")))
     return b.logits(b.norm_rms(b.asked(x), "output_norm"))
 

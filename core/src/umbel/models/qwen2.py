@@ -6,24 +6,17 @@
 from __future__ import annotations
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta, read_rope
-from umbel.models.layers import feed_forward, qkv, rotate
+from umbel.models.layers import attention, feed_forward
 
 
 def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    hp = b.hparams
-    rope = read_rope(meta, hp, "neox")
+    rope = read_rope(meta, b.hparams, "neox")
     x = b.embed()
-    for i in range(hp.n_layer):
-        h = b.norm_rms(x, f"blk.{i}.attn_norm")
-        q, k, v = qkv(b, i, h)
-        q, k = rotate(b, q, rope), rotate(b, k, rope)
-        h = b.attend(i, q, k, v, scale=hp.head_dim_k**-0.5, rope=rope)
-        x = b.add(x, b.linear(h, f"blk.{i}.attn_output", hp.n_embd))
-        h = b.norm_rms(x, f"blk.{i}.ffn_norm")
-        x = b.add(x, feed_forward(b, i, h))
+    for i in range(b.hparams.n_layer):
+        x = b.add(x, attention(b, i, b.norm_rms(x, f"blk.{i}.attn_norm"), rope))
+        x = b.add(x, feed_forward(b, i, b.norm_rms(x, f"blk.{i}.ffn_norm")))
     return b.logits(b.norm_rms(b.asked(x), "output_norm"))
 
 

@@ -7,22 +7,18 @@ feed-forwards.
 from __future__ import annotations
 
 from umbel.graph import Tensor
-from umbel.models.base import Architecture
-from umbel.models.builder import ModelBuilder
+from umbel.models.builder import Architecture, ModelBuilder
 from umbel.models.hparams import Meta, read_rope
-from umbel.models.layers import experts
-from umbel.models.qwen3 import attention
+from umbel.models.layers import attention, experts
 
 
 def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    hp = b.hparams
-    rope = read_rope(meta, hp, "neox")
-    normalised = meta.bool("expert_weights_norm", True)
+    rope = read_rope(meta, b.hparams, "neox")
     x = b.embed()
-    for i in range(hp.n_layer):
-        x = b.add(x, attention(b, i, b.norm_rms(x, f"blk.{i}.attn_norm"), rope))
-        h = b.norm_rms(x, f"blk.{i}.ffn_norm")
-        x = b.add(x, experts(b, i, h, meta, normalised=normalised))
+    for i in range(b.hparams.n_layer):
+        h = b.norm_rms(x, f"blk.{i}.attn_norm")
+        x = b.add(x, attention(b, i, h, rope, norm=ModelBuilder.norm_rms))
+        x = b.add(x, experts(b, i, b.norm_rms(x, f"blk.{i}.ffn_norm"), meta))
     return b.logits(b.norm_rms(b.asked(x), "output_norm"))
 
 

@@ -1,7 +1,8 @@
-"""Elementwise operations, and activation functions from simpler ones.
+"""Elementwise operations: arithmetic, activation functions, and gated linear units.
 
-The second operand of a binary operation broadcasts to the first as in NumPy. Infinities on the
-way are meant: whoever calls a reference does so under `np.errstate(all="ignore")`.
+The second operand of a binary operation broadcasts to the first as in NumPy. A gated linear
+unit is activation(gate) * up (Shazeer 2020, arXiv 2002.05202). Infinities on the way are meant:
+whoever calls a reference does so under `np.errstate(all="ignore")`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from umbel.gguf.types import BY_NAME, DType
+from umbel.gguf.quants import dequantise, quantise
+from umbel.gguf.types import BY_NAME, F32, DType
 from umbel.graph import Builder, Operation, Spec, Tensor
-from umbel.ops.rules import Array, broadcasts, is_number, need, result_dtype
+from umbel.ops.rules import Array, fit, is_a, need
 
 _GELU = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -25,18 +27,26 @@ _QUICK = 1.702
 _LOG_RATIO = (0.34226512, 0.39589398, 0.66676005, 1.99999967)
 # log(F(x) / (1 - F(x))) / x, F the normal distribution function (3.1e-6 in x F(x))
 _NORMAL_LOGIT = (2.22526526e-6, -6.09344281e-5, -2.50952247e-4, 0.0729398613, 1.59565515)
+# the same of the approximation by tanh: (1 + tanh y) / 2 is sigmoid(2 y)
+_TANH_LOGIT = (2 * _GELU * _CUBIC, 2 * _GELU)
+
+_Decompose = Callable[[Builder, Tensor, DType], Tensor]
 
 
 def _infer_unary(name: str, x: Tensor) -> Spec:
-    need(is_number(x), name, "a tensor of real numbers", x)
-    return Spec(x.shape, result_dtype(x))
+    fit(name, "x (...)", x)
+    return Spec(x.shape, x.dtype if is_a(x, "float") else F32)
 
 
 def _infer_binary(name: str, a: Tensor, b: Tensor) -> Spec:
-    need(is_number(a) and is_number(b), name, "tensors of real numbers", a, b)
-    fits = broadcasts(b.shape, a.shape)
-    need(fits, name, "a second operand that broadcasts to the first", a, b)
-    return Spec(a.shape, result_dtype(a))
+    fit(name, "a (...), b (broadcasts)", a, b)
+    return _infer_unary(name, a)
+
+
+def _infer_glu(name: str, gate: Tensor, up: Tensor) -> Spec:
+    fit(name, "gate (...) float, up (...) float", gate, up)
+    need(gate.shape == up.shape, name, "gate and up of one shape", gate, up)
+    return Spec(gate.shape, gate.dtype)
 
 
 def _infer_scale(x: Tensor, *, s: float, b: float = 0.0) -> Spec:
@@ -44,13 +54,13 @@ def _infer_scale(x: Tensor, *, s: float, b: float = 0.0) -> Spec:
 
 
 def _infer_clamp(x: Tensor, *, min: float, max: float) -> Spec:  # noqa: A002
-    need(min <= max, "clamp", "min <= max", x, attribute=f"min={min}, max={max}")
+    need(min <= max, "clamp", "min <= max", x, min=min, max=max)
     return _infer_unary("clamp", x)
 
 
 def _infer_cast(x: Tensor, *, dtype: str) -> Spec:
     known = dtype in BY_NAME and not BY_NAME[dtype].quantised and not x.dtype.quantised
-    need(known, "cast", "a dtype that is not quantised", x, attribute=f"dtype={dtype!r}")
+    need(known, "cast", "a dtype that is not quantised", x, dtype=dtype)
     return Spec(x.shape, BY_NAME[dtype])
 
 
@@ -104,16 +114,10 @@ def _clamp(x: Array, *, min: float, max: float) -> Array:  # noqa: A002
 
 
 def cast(x: Array, *, dtype: str) -> Array:
-    numpy = BY_NAME[dtype].numpy
-    return to_bf16(x) if numpy is None else x.astype(numpy)
-
-
-def to_bf16(x: Array) -> Array:
-    """float32 rounded to the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    kept = (rounded & np.uint32(0xFFFF0000)).view(np.float32)
-    return np.where(np.isnan(x), np.float32(np.nan), kept)
+    to = BY_NAME[dtype]
+    if to.numpy is not None:
+        return x.astype(to.numpy)
+    return dequantise(quantise(x, to), to).reshape(x.shape)  # bf16, held as float32
 
 
 def magnitude(build: Builder, x: Tensor) -> Tensor:
@@ -121,36 +125,24 @@ def magnitude(build: Builder, x: Tensor) -> Tensor:
     return build.add(build.relu(x), build.relu(build.neg(x)))
 
 
-def _polynomial(build: Builder, x: Tensor, coefficients: Sequence[float]) -> Tensor:
+def _odd(build: Builder, x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """x p(x * x) with the polynomial p of these coefficients."""
     first, second, *others = coefficients
-    y = build.scale(x, s=first, b=second)
+    square = build.sqr(x)
+    y = build.scale(square, s=first, b=second)
     for c in others:
-        y = build.scale(build.mul(y, x), s=1.0, b=c)
-    return y
+        y = build.scale(build.mul(y, square), s=1.0, b=c)
+    return build.mul(y, x)
 
 
-def _silu_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    (x,) = node.inputs
-    return build.mul(x, build.sigmoid(x))
+def _sigmoid_parts(logit: Callable[[Builder, Tensor], Tensor]) -> _Decompose:
+    """x sigmoid(logit(x)); where the logit leaves f16, that is x or 0."""
 
+    def parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
+        (x,) = node.inputs
+        return build.mul(x, build.sigmoid(logit(build, x)))
 
-def _gelu_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    """x (1 + tanh y) / 2 is x sigmoid(2 y); where the cube leaves f16, that is x or 0."""
-    (x,) = node.inputs
-    y = build.mul(build.scale(build.sqr(x), s=2 * _GELU * _CUBIC, b=2 * _GELU), x)
-    return build.mul(x, build.sigmoid(y))
-
-
-def _gelu_erf_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    """x F(x) with the normal distribution function F as a sigmoid of an odd polynomial."""
-    (x,) = node.inputs
-    logit = build.mul(_polynomial(build, build.sqr(x), _NORMAL_LOGIT), x)
-    return build.mul(x, build.sigmoid(logit))
-
-
-def _gelu_quick_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    (x,) = node.inputs
-    return build.mul(x, build.sigmoid(build.scale(x, s=_QUICK)))
+    return parts
 
 
 def _softplus_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
@@ -162,42 +154,50 @@ def _softplus_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
     (x,) = node.inputs
     e = build.exp(build.neg(magnitude(build, x)))
     s = build.div(e, build.scale(e, s=1.0, b=2.0))
-    log = build.mul(_polynomial(build, build.sqr(s), _LOG_RATIO), s)
-    return build.add(build.relu(x), log)
+    return build.add(build.relu(x), _odd(build, s, _LOG_RATIO))
 
 
-_Decompose = Callable[[Builder, Tensor, DType], Tensor]
-
-
-def _unary(
-    name: str, reference: Callable[..., Array], decompose: _Decompose | None = None
+def _elementwise(
+    rule: Callable[..., Spec],
+    name: str,
+    reference: Callable[..., Array],
+    decompose: _Decompose | None = None,
 ) -> Operation:
-    rule = partial(_infer_unary, name)
-    return Operation(name, rule, reference, decompose, in_place=True)
+    return Operation(name, partial(rule, name), reference, decompose, in_place=True)
 
 
-def _binary(name: str, reference: Callable[..., Array]) -> Operation:
-    return Operation(name, partial(_infer_binary, name), reference, in_place=True)
+_unary = partial(_elementwise, _infer_unary)
 
+
+def _glu(name: str, activation: str, function: Callable[[Array], Array]) -> Operation:
+    def reference(gate: Array, up: Array) -> Array:
+        return function(gate) * up
+
+    def parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
+        gate, up = node.inputs
+        return build.mul(build.apply(build.ops[activation], gate), up)
+
+    return _elementwise(_infer_glu, name, reference, parts)
+
+
+_BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+_UNARY = {"sqr": np.square, "sqrt": np.sqrt, "exp": np.exp, "neg": np.negative, "tanh": np.tanh}
 
 OPS = (
-    _binary("add", np.add),
-    _binary("sub", np.subtract),
-    _binary("mul", np.multiply),
-    _binary("div", np.divide),
-    _unary("sqr", np.square),
-    _unary("sqrt", np.sqrt),
-    _unary("exp", np.exp),
-    _unary("log", np.log),
-    _unary("neg", np.negative),
+    *(_elementwise(_infer_binary, name, function) for name, function in _BINARY.items()),
+    *(_unary(name, function) for name, function in _UNARY.items()),
     _unary("relu", relu),
     _unary("sigmoid", sigmoid),
-    _unary("tanh", np.tanh),
-    _unary("silu", silu, _silu_parts),
-    _unary("gelu", gelu, _gelu_parts),
-    _unary("gelu_erf", gelu_erf, _gelu_erf_parts),
-    _unary("gelu_quick", gelu_quick, _gelu_quick_parts),
     _unary("softplus", softplus, _softplus_parts),
+    _unary("silu", silu, _sigmoid_parts(lambda _, x: x)),
+    _unary("gelu", gelu, _sigmoid_parts(partial(_odd, coefficients=_TANH_LOGIT))),
+    _unary("gelu_erf", gelu_erf, _sigmoid_parts(partial(_odd, coefficients=_NORMAL_LOGIT))),
+    _unary("gelu_quick", gelu_quick, _sigmoid_parts(lambda build, x: build.scale(x, s=_QUICK))),
+    _glu("reglu", "relu", relu),
+    _glu("swiglu", "silu", silu),
+    _glu("geglu", "gelu", gelu),
+    _glu("geglu_erf", "gelu_erf", gelu_erf),
+    _glu("geglu_quick", "gelu_quick", gelu_quick),
     Operation("scale", _infer_scale, scale, in_place=True),
     Operation("clamp", _infer_clamp, _clamp, in_place=True),
     Operation("cast", _infer_cast, cast),

@@ -11,14 +11,7 @@ from umbel.gguf.quants import dequantise
 from umbel.gguf.types import F32, DType
 from umbel.graph import Graph, Operation, Role, Tensor
 from umbel.ops.elementwise import cast
-from umbel.ops.rules import Array, is_number
-
-_WRITTEN = {"kv_attention": (3, 4)}
-
-
-def written(op: Operation) -> tuple[int, ...]:
-    """Which inputs the reference of `op` changes in place: these it gets as they are stored."""
-    return (0,) if op.writes else _WRITTEN.get(op.name, ())
+from umbel.ops.rules import Array, is_a
 
 
 def evaluate(
@@ -28,75 +21,45 @@ def evaluate(
 
     Quantised tensors are fed as their bytes, as `GGUFFile.array` gives them. With another
     `dtype` every value on the way is rounded to it, which is the best that a device computing
-    in that dtype can do.
+    in that dtype can do. Nodes of a graph run in its order, others before what reads them.
     """
-    graph = wanted if isinstance(wanted, Graph) else _graph(tuple(wanted))
-    run = _Run(feeds, dtype)
+    graph = wanted if isinstance(wanted, Graph) else Graph((), tuple(wanted))
+    pending = [*reversed(graph.outputs), *reversed(graph.nodes)]
     with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            run.compute(node)
-        return [run.as_stored(t) for t in graph.outputs]
+        values = {t: _rounded(t, array, dtype) for t, array in feeds.items()}
+        while pending:
+            tensor = pending.pop()
+            missing = [t for t in tensor.inputs if t not in values]
+            if missing:
+                pending += [tensor, *reversed(missing)]
+            elif tensor not in values:
+                values[tensor] = _rounded(tensor, _computed(tensor, values), dtype)
+    return [values[t] for t in graph.outputs]
 
 
-def _graph(outputs: tuple[Tensor, ...]) -> Graph:
-    """What the outputs need, inputs before what reads them."""
-    order: dict[Tensor, None] = {}
-    pending = [(t, False) for t in reversed(outputs)]
-    while pending:
-        tensor, ready = pending.pop()
-        if ready:
-            order[tensor] = None
-        elif tensor.op is not None and tensor not in order:
-            pending.append((tensor, True))
-            pending.extend((t, False) for t in reversed(tensor.inputs))
-    return Graph(tuple(order), outputs)
+def _computed(t: Tensor, values: Mapping[Tensor, Array]) -> Array:
+    if t.op is not None:
+        arguments = [_argument(t.op, i, x, values[x]) for i, x in enumerate(t.inputs)]
+        return t.op.reference(*arguments, **t.attrs)
+    if t.data is None:
+        msg = f"{t.role.value} {t.label!r} is not fed"
+        raise GraphError(msg, got=t)
+    return t.data
 
 
-class _Run:
-    """The values of one evaluation."""
-
-    def __init__(self, feeds: Mapping[Tensor, Array], dtype: DType) -> None:
-        self.feeds = feeds
-        self.dtype = dtype
-        self.stored: dict[Tensor, Array] = {}
-
-    def compute(self, node: Tensor) -> None:
-        op = node.op
-        assert op is not None
-        raw = written(op)
-        arguments = [
-            self.as_stored(t) if i in raw or (op.view and _sliceable(t)) else self.as_read(t)
-            for i, t in enumerate(node.inputs)
-        ]
-        result = op.reference(*arguments, **node.attrs)
-        self.stored[node] = result if op.view or op.writes else self.rounded(node, result)
-
-    def rounded(self, t: Tensor, values: Array) -> Array:
-        """As the memory of `t` would hold the values, were it in the dtype of the run."""
-        if values.dtype.kind != "f" or t.dtype.quantised:
-            return values
-        for dtype in {t.dtype, self.dtype} - {F32}:
-            values = cast(values, dtype=dtype.name)
+def _argument(op: Operation, i: int, t: Tensor, values: Array) -> Array:
+    """As it is stored where that is changed or cut; else float32, or integers as they are."""
+    sliceable = t.dtype.numpy is not None or t.storage.role is Role.STATE
+    if i in op.mutates or (op.view and sliceable) or not is_a(t, ""):
         return values
-
-    def as_stored(self, t: Tensor) -> Array:
-        if t not in self.stored:
-            if t.data is None and t not in self.feeds:
-                msg = f"{t.role.value} {t.label!r} is not fed"
-                raise GraphError(msg, got=t)
-            values = self.feeds[t] if t.data is None else t.data
-            self.stored[t] = values if t.role is Role.STATE else self.rounded(t, values)
-        return self.stored[t]
-
-    def as_read(self, t: Tensor) -> Array:
-        """float32, or integers as they are."""
-        values = self.as_stored(t)
-        if values.dtype == np.float32 or not is_number(t):
-            return values
-        if values.dtype.kind == "f":
-            return values.astype(np.float32)
-        return dequantise(values, t.dtype)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32, copy=False)
+    return dequantise(values, t.dtype)
 
 
-def _sliceable(t: Tensor) -> bool:
-    return t.dtype.numpy is not None or t.storage.role is Role.STATE
+def _rounded(t: Tensor, values: Array, dtype: DType) -> Array:
+    """As the memory of `t` would hold the values in a run of that dtype; state is state."""
+    if values.dtype.kind == "f" and not t.dtype.quantised and t.storage.role is not Role.STATE:
+        for other in {t.dtype, dtype} - {F32}:
+            values = cast(values, dtype=other.name)
+    return values

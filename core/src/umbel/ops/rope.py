@@ -15,18 +15,17 @@ import numpy as np
 
 from umbel.gguf.types import F32, DType
 from umbel.graph import Builder, Operation, Spec, Tensor
-from umbel.ops.rules import Array, is_index, is_number, need, need_float
+from umbel.ops.rules import Array, fit, need
 from umbel.ops.shape import contiguous_copy
-
-_MODES = ("norm", "neox")
 
 
 @attrs.frozen
-class Frequencies:
-    """The attributes of rope_cos_sin; those of rope are these and `mode`."""
+class Rope:
+    """The attributes of rope; those of rope_cos_sin are all but the mode."""
 
     n_dims: int
-    freq_base: float
+    mode: str = ""  # "norm": neighbours are a pair, "neox": halves are
+    freq_base: float = 10000.0
     freq_scale: float = 1.0
     ext_factor: float = 0.0  # of YaRN; 0 = none
     attn_factor: float = 1.0
@@ -41,35 +40,27 @@ class Frequencies:
 
 
 def _infer_table(positions: Tensor, *factors: Tensor, **attributes: Any) -> Spec:
-    how, inputs = Frequencies(**attributes), (positions, *factors)
-    half = how.n_dims // 2
-    fits = len(positions.shape) == 1 and is_index(positions) and len(factors) <= 1
-    fits = fits and all(f.shape == (half,) and is_number(f) for f in factors)
-    fits = fits and how.n_dims > 0 and how.n_dims % 2 == 0
+    how, half = Rope(**attributes), attributes["n_dims"] // 2
+    n = fit("rope_cos_sin", "positions (n) i32, factors? (half)", positions, *factors)
+    fits = how.n_dims > 0 and how.n_dims % 2 == 0 and n.get("half", half) == half
     fits = fits and how.freq_base > 0 and how.freq_scale > 0
     fits = fits and (how.ext_factor == 0 or (how.n_ctx_orig > 0 and how.freq_base > 1))
-    expected = (
-        "positions (n,) i32, factors (n_dims/2,), n_dims even, frequencies above 0; "
-        "n_ctx_orig above 0 where ext_factor is not 0"
-    )
-    need(fits, "rope_cos_sin", expected, *inputs, attribute=how)
-    return Spec((2, positions.shape[0], half), F32)
+    expected = "n_dims even and above 0, a factor for each pair, n_ctx_orig above 0 for YaRN"
+    need(fits, "rope_cos_sin", expected, positions, *factors, **attributes)
+    return Spec((2, n["n"], half), F32)
 
 
-def _infer_rope(
-    x: Tensor, positions: Tensor, *factors: Tensor, mode: str, **attributes: Any
-) -> Spec:
-    need_float("rope", x)
-    _infer_table(positions, *factors, **attributes)
-    n_dims = attributes["n_dims"]
-    fits = len(x.shape) == 3 and x.shape[:1] == positions.shape and n_dims <= x.shape[2]
-    expected = "x (tokens, heads, head_dim), positions (tokens,), n_dims <= head_dim"
-    need(fits, "rope", expected, x, positions, attribute=f"n_dims={n_dims}")
-    need(mode in _MODES, "rope", f"mode {' or '.join(_MODES)}", x, attribute=f"mode={mode!r}")
+def _infer_rope(x: Tensor, *where: Tensor, mode: str, **attributes: Any) -> Spec:
+    rule = "x (n, heads, head_dim) float, positions (n) i32, factors? (half)"
+    n = fit("rope", rule, x, *where)
+    _infer_table(*where, **attributes)
+    fits = mode in ("norm", "neox") and attributes["n_dims"] <= n["head_dim"]
+    expected = "mode norm or neox, n_dims up to head_dim"
+    need(fits, "rope", expected, x, mode=mode, n_dims=attributes["n_dims"])
     return Spec(x.shape, x.dtype)
 
 
-def _per_position(how: Frequencies) -> tuple[Array, float]:
+def _per_position(how: Rope) -> tuple[Array, float]:
     """The angle of each pair per position, and what cosines and sines are multiplied by."""
     pair = np.arange(how.n_dims // 2)
     plain = float(how.freq_base) ** (-2.0 * pair / how.n_dims)
@@ -83,7 +74,7 @@ def _per_position(how: Frequencies) -> tuple[Array, float]:
 
 
 @lru_cache(maxsize=4)
-def _table(how: Frequencies, positions: bytes, *factors: bytes) -> Array:
+def _table(how: Rope, positions: bytes, *factors: bytes) -> Array:
     """What all layers of a step share; hence it is kept, and read only."""
     frequency, size = _per_position(how)
     for f in factors:
@@ -96,16 +87,14 @@ def _table(how: Frequencies, positions: bytes, *factors: bytes) -> Array:
 
 def rope_cos_sin(positions: Array, *factors: Array, **attributes: Any) -> Array:
     data = (np.asarray(f, np.float32).tobytes() for f in factors)
-    return _table(Frequencies(**attributes), np.asarray(positions, np.int32).tobytes(), *data)
+    return _table(Rope(**attributes), np.asarray(positions, np.int32).tobytes(), *data)
 
 
 def rope(x: Array, positions: Array, *factors: Array, mode: str, **attributes: Any) -> Array:
     cos, sin = rope_cos_sin(positions, *factors, **attributes)[:, :, None]
     n_dims = attributes["n_dims"]
-    if mode == "neox":
-        one, two = slice(0, n_dims // 2), slice(n_dims // 2, n_dims)
-    else:
-        one, two = slice(0, n_dims, 2), slice(1, n_dims, 2)
+    apart, step = (n_dims // 2, 1) if mode == "neox" else (1, 2)
+    one, two = slice(0, n_dims - apart, step), slice(apart, n_dims, step)
     a, b = x[..., one], x[..., two]
     out = np.empty_like(x, order="C")
     out[..., one] = a * cos - b * sin

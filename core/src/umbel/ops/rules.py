@@ -1,54 +1,87 @@
-"""What the shape rules of all families share."""
+"""How shape rules are written: a little language, and what it does not cover.
+
+A rule lists the inputs of an operation as `name (sizes) kind`, in their order:
+
+    "w (..., out, in), x (..., n, in) float, bias? (out)"
+
+A size is the same number wherever it stands, `a*b` is a product of sizes named before, `...`
+stands for any axes in front; `broadcasts` in place of sizes means to the first input, as in
+NumPy. An input with `?` can be left out. The kind is `float` (what activations are stored in),
+`cache` (what rows of state are stored in) or `i32` (indices); without one the values are real
+numbers, quantised or not.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from umbel.errors import GraphError
-from umbel.gguf.types import F32, I32, DType
+from umbel.gguf.types import BY_NAME
 from umbel.graph import Shape, Tensor
 
 Array: TypeAlias = np.ndarray | Any  # to mypy, arithmetic on arrays gives Any
 
-_FLOATS = ("f32", "f16", "bf16")
-_INTEGERS = ("i8", "i16", "i32", "i64")
+_KINDS = {
+    "": frozenset(BY_NAME) - {"i8", "i16", "i32", "i64"},
+    "float": frozenset({"f32", "f16", "bf16"}),
+    "cache": frozenset({"f32", "f16", "q8_0"}),
+    "i32": frozenset({"i32"}),
+}
 
 
-def need(
-    fits: bool, name: str, expected: str, *inputs: Tensor, attribute: object = None
-) -> None:
-    """Refuses the inputs of the operation `name` unless they fit."""
+def fit(name: str, rule: str, *inputs: Tensor) -> Mapping[str, int]:
+    """The sizes that a rule names; refuses inputs of the operation `name` that do not fit."""
+    sizes = _sizes(rule, *((t.shape, t.dtype.name) for t in inputs))
+    need(bool(sizes), name, rule, *inputs)
+    return sizes
+
+
+@lru_cache(maxsize=1024)  # all layers of a model ask the same
+def _sizes(rule: str, *inputs: tuple[Shape, str]) -> Mapping[str, int]:
+    """What `fit` gives; nothing where the inputs do not fit."""
+    wanted = re.findall(r"\w+(\??) \((.*?)\) ?(\w*)", rule)
+    least = sum(not optional for optional, _, _ in wanted)
+    sizes = {"1": 1}
+    fits = least <= len(inputs) <= len(wanted) and all(
+        dtype in _KINDS[kind] and _bind(names.split(", "), shape, inputs[0][0], sizes)
+        for (shape, dtype), (_, names, kind) in zip(inputs, wanted, strict=False)
+    )
+    return sizes if fits else {}
+
+
+def _bind(names: list[str], shape: Shape, first: Shape, sizes: dict[str, int]) -> bool:
+    """Whether a shape has the sizes of these names; what is not known yet becomes known."""
+    if names == ["broadcasts"]:
+        aligned = zip(reversed(shape), reversed(first), strict=False)
+        return len(shape) <= len(first) and all(n in (1, m) for n, m in aligned)
+    if names[0] == "...":
+        names = names[1:]
+        shape = shape[max(0, len(shape) - len(names)) :]
+    return len(names) == len(shape) and all(
+        n == math.prod(sizes.setdefault(factor, n) for factor in name.split("*"))
+        for name, n in zip(names, shape, strict=True)
+    )
+
+
+def is_a(x: Tensor, kind: str) -> bool:
+    return x.dtype.name in _KINDS[kind]
+
+
+def need(fits: bool, name: str, expected: str, *inputs: Tensor, **attributes: object) -> None:
+    """Refuses inputs and attributes of the operation `name` unless they fit."""
     if not fits:
-        got = ", ".join(f"{list(t.shape)} {t.dtype}" for t in inputs)
-        if attribute is not None:
-            got += f" with {attribute}"
+        got = [f"{list(t.shape)} {t.dtype}" for t in inputs]
+        got += [f"{attribute}={value!r}" for attribute, value in attributes.items()]
         msg = f"{name}: the inputs do not fit"
-        raise GraphError(msg, expected=expected, got=got)
+        raise GraphError(msg, expected=expected, got=", ".join(got))
 
 
-def need_float(name: str, x: Tensor) -> None:
-    need(x.dtype.name in _FLOATS, name, "an f32, f16 or bf16 tensor", x)
-
-
-def is_number(x: Tensor) -> bool:
-    """Whether the values are real numbers, quantised or not, rather than indices."""
-    return x.dtype.name not in _INTEGERS
-
-
-def is_index(x: Tensor) -> bool:
-    return x.dtype == I32
-
-
-def result_dtype(x: Tensor) -> DType:
-    """Results stay in the dtype of the activations; whatever else is read becomes f32."""
-    return x.dtype if x.dtype.name in _FLOATS else F32
-
-
-def broadcasts(shape: Shape, target: Shape) -> bool:
-    """Whether `shape` broadcasts to exactly `target`, as in NumPy."""
-    if len(shape) > len(target):
-        return False
-    last = target[len(target) - len(shape) :]
-    return all(n in (1, m) for n, m in zip(shape, last, strict=True))
+def divides(n: int, m: int) -> bool:
+    """Whether m is a multiple of n; of 0 only 0 is."""
+    return m % n == 0 if n else m == 0

@@ -6,40 +6,33 @@ states each, B and C shared by the heads of a group. Mamba 1 has one channel per
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from umbel.gguf.types import F32, DType
 from umbel.graph import Builder, Operation, Shape, Spec, Tensor
 from umbel.ops.elementwise import softplus
-from umbel.ops.rules import Array, is_index, is_number, need
+from umbel.ops.rules import Array, divides, fit, need
 from umbel.ops.shape import contiguous_copy
 
-_SCAN_EXPECTED = (
-    "state (slots, H, P, N), x (S, T, H, P), dt (S, T, H), A (H, N) or (H, 1), "
-    "B and C (S, T, G, N), ids (S,) i32, H a multiple of G"
+_SCAN = (
+    "state (slots, H, P, N), x (S, T, H, P), dt (S, T, H), A (H, decays), B (S, T, G, N), "
+    "C (S, T, G, N), ids (S) i32"
 )
 
 
 def _infer_ssm_conv(sx: Tensor, kernel: Tensor) -> Spec:
-    fits = (len(sx.shape), len(kernel.shape)) == (3, 2) and sx.shape[1] == kernel.shape[0]
-    fits = fits and is_number(sx) and is_number(kernel)
-    fits = fits and 1 <= kernel.shape[1] <= sx.shape[2] + 1
-    need(fits, "ssm_conv", "sx (S, C, K-1+T), kernel (C, K)", sx, kernel)
-    seqs, channels, length = sx.shape
-    return Spec((seqs, length - kernel.shape[1] + 1, channels), F32)
+    n = fit("ssm_conv", "sx (S, C, L), kernel (C, K)", sx, kernel)
+    need(1 <= n["K"] <= n["L"] + 1, "ssm_conv", "L at least K - 1", sx, kernel)
+    return Spec((n["S"], n["L"] - n["K"] + 1, n["C"]), F32)
 
 
 def _infer_ssm_scan(*inputs: Tensor) -> Spec:
-    ranks = tuple(len(t.shape) for t in inputs) == (4, 4, 3, 2, 4, 4, 1)
-    need(ranks, "ssm_scan", _SCAN_EXPECTED, *inputs)
-    state, x, dt, a, b, c, ids = inputs
-    (seqs, tokens, heads, size), (groups, n) = x.shape, b.shape[2:]
-    shapes = ((heads, size, n), (seqs, tokens, heads), (seqs, tokens, groups, n), (seqs,))
-    fits = (state.shape[1:], dt.shape, b.shape, ids.shape) == shapes and c.shape == b.shape
-    fits = fits and a.shape in ((heads, n), (heads, 1)) and groups > 0 and heads % groups == 0
-    fits = fits and is_index(ids) and all(map(is_number, inputs[:6]))
-    need(fits, "ssm_scan", _SCAN_EXPECTED, *inputs)
-    return Spec((seqs * heads * size * (tokens + n),), F32)
+    n = fit("ssm_scan", _SCAN, *inputs)
+    fits = divides(n["G"], n["H"]) and n["decays"] in (1, n["N"])
+    need(fits, "ssm_scan", f"{_SCAN}, H a multiple of G, decays 1 or N", *inputs)
+    return Spec((n["S"] * n["H"] * n["P"] * (n["T"] + n["N"]),), F32)
 
 
 def ssm_conv(sx: Array, kernel: Array) -> Array:
@@ -74,14 +67,11 @@ def ssm_scan(
 
 
 def _ssm_conv_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
-    sx, kernel = node.inputs
-    parts = []
-    for k in range(kernel.shape[1]):
-        window = build.view(sx, axis=2, start=k, stop=k + node.shape[1])  # (S, C, T)
-        parts.append(build.mul(window, build.view(kernel, axis=1, start=k, stop=k + 1)))
-    total = parts[0]
-    for part in parts[1:]:
-        total = build.add(total, part)
+    (sx, kernel), tokens = node.inputs, node.shape[1]
+    taps = range(kernel.shape[1])
+    windows = [build.view(sx, axis=2, start=k, stop=k + tokens) for k in taps]  # (S, C, T)
+    weights = [build.view(kernel, axis=1, start=k, stop=k + 1) for k in taps]  # (C, 1)
+    total = reduce(build.add, map(build.mul, windows, weights))
     return contiguous_copy(build, build.permute(total, axes=(0, 2, 1)))
 
 
@@ -106,21 +96,20 @@ def _ssm_scan_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
     flat = build.reshape(state, shape=(state.shape[0], heads * size * n))
     h = build.reshape(build.get_rows(flat, ids), shape=(seqs, heads, size, n))
     dt = build.softplus(dt)
-    a = build.reshape(a, shape=(1, heads, 1, a.shape[1]))
+    a = build.reshape(a, shape=(heads, a.shape[1], 1))
     outputs = []
     for t in range(tokens):
         dt_t = _step(build, dt, t, (seqs, heads, 1, 1))
         x_t = build.mul(_step(build, x, t, (seqs, heads, size, 1)), dt_t)
-        wide = build.repeat(dt_t, shape=(seqs, heads, 1, a.shape[3]))
-        h = build.mul(h, build.exp(build.mul(wide, a)))
         # a product over one value is the outer product, and it hands B to a group's heads
+        h = build.mul(h, build.exp(build.mul_mat(a, dt_t)))  # by (S, H, 1, N)
         h = build.add(h, build.mul_mat(_step(build, b, t, (seqs, groups, n, 1)), x_t))
         y = build.mul_mat(_step(build, c, t, (seqs, groups, 1, n)), h)  # (S, H, P, 1)
         outputs.append(build.reshape(y, shape=(seqs, 1, heads, size)))
-    end = build.reshape(h, shape=(-1,))
+    end = build.reshape(h, shape=(h.size,))
     if not outputs:
         return end
-    return build.concat(build.reshape(_joined(build, outputs), shape=(-1,)), end, axis=0)
+    return build.concat(build.reshape(_joined(build, outputs), shape=(x.size,)), end, axis=0)
 
 
 OPS = (

@@ -26,32 +26,32 @@ class Weights:
         self.infos = infos  # the weights as the file has them
         self.converted: dict[str, dict[str, int]] = {}  # device -> "q4_k to f16" -> tensors
         self.used: set[str] = set()
-        self._slots: dict[tuple[object, ...], Slot] = {}
+        self._slots: dict[tuple[str, object], Slot] = {}
 
     def slot(self, tensor: Tensor, target: Target) -> Slot:
         """The memory of a weight or constant on `target`, filled at the first call."""
-        key: tuple[object, ...] = (target.name, tensor.name)
-        if tensor.data is not None:
-            content = (tensor.shape, tensor.dtype.name, tensor.data.tobytes())
-            key = (target.name, *content)
+        data = tensor.data
+        content = (tensor.shape, tensor.dtype, None if data is None else data.tobytes())
+        key = (target.name, tensor.name if data is None else content)
         if key not in self._slots:
-            self._slots[key] = Slot(self._store(tensor, target))
+            stored = (tensor, data) if data is not None else self._source(tensor, target)
+            self._slots[key] = Slot(target.buffer_type.store(*stored))
         return self._slots[key]
 
-    def nbytes(self, target: Target) -> int:
-        """Bytes of weights that live on `target`."""
-        return sum(s.buffer.nbytes for k, s in self._slots.items() if k[0] == target.name)
-
-    def _store(self, tensor: Tensor, target: Target) -> Buffer:
-        if tensor.data is not None:
-            return target.buffer_type.store(tensor, tensor.data)
-        source = self.infos[tensor.name]
-        self.used.add(tensor.name)
+    def _source(self, tensor: Tensor, target: Target) -> tuple[Tensor, np.ndarray]:
+        """The weight as the file has it, or those of its rows that are wanted."""
+        name = tensor.attrs.get("of", tensor.name)
+        source = attrs.evolve(tensor, dtype=self.infos[name].dtype, strides=())
+        self.used.add(name)
         if source.dtype is not tensor.dtype:
             kinds = self.converted.setdefault(target.name, {})
             kind = f"{source.dtype} to {tensor.dtype}"
             kinds[kind] = kinds.get(kind, 0) + 1
-        return target.buffer_type.store(source, self.fetch(tensor.name))
+        return source, self.fetch(name)[tensor.attrs.get("rows", ...)]
+
+    def nbytes(self, target: Target) -> int:
+        """Bytes of weights that live on `target`."""
+        return sum(s.buffer.nbytes for k, s in self._slots.items() if k[0] == target.name)
 
 
 class Arenas:
@@ -68,13 +68,12 @@ class Arenas:
         kind = target.buffer_type
         if nbytes > kind.max_size:
             msg = f"{target.name} cannot give a plan the memory it needs in one piece"
-            raise OutOfMemoryError(
-                msg, expected=f"at most {kind.max_size} bytes", got=nbytes, do="lower --ubatch"
-            )
-        have = self._buffers.get(target.name)
-        if have is None or have.nbytes < nbytes:
-            if have is not None:
-                self.grown()
+            most = f"at most {kind.max_size} bytes"
+            raise OutOfMemoryError(msg, expected=most, got=nbytes, do="lower --ubatch")
+        if 0 < self.nbytes(target) < nbytes:
+            del self._buffers[target.name]  # before there is a new one
+            self.grown()
+        if target.name not in self._buffers:
             self._buffers[target.name] = kind.allocate(nbytes, "compute")
         return self._buffers[target.name]
 
@@ -83,7 +82,7 @@ class Arenas:
         return buffer.nbytes if buffer else 0
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class States:
     """KV caches and recurrent states on their devices, zeroed when made."""
 
@@ -95,38 +94,31 @@ class States:
         """Memory for one state; `OutOfMemoryError` when the device has no room."""
         size = home.buffer_type.alloc_size(tensor)
         buffer = home.buffer_type.allocate(size, "state")
-        chunk = np.zeros(min(size, 1 << 24), np.uint8)
-        for at in range(0, size, max(chunk.size, 1)):
-            buffer.write(at, chunk[: size - at])
+        buffer.write(0, np.zeros(size, np.uint8))  # pages that are only read take no memory
         self.slots[tensor.name] = Slot(buffer)
         self.tensors[tensor.name] = tensor
         self.homes[tensor.name] = home
 
     def read_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         """A copy of those rows, as bytes: (n, row bytes)."""
-        size = self.row_bytes(name)
-        buffer = self.slots[name].buffer
-        parts = [buffer.read(int(a) * size, int(n) * size) for a, n in runs(rows)]
-        return np.concatenate(parts).reshape(len(rows), size) if parts else np.empty((0, size))
+        size, buffer = self.row_bytes(name), self.slots[name].buffer
+        parts = [buffer.read(int(p[0]) * size, len(p) * size) for p in _stretches(rows)]
+        return np.concatenate([np.empty(0, np.uint8), *parts]).reshape(-1, size)
 
     def write_rows(self, name: str, rows: np.ndarray, data: np.ndarray) -> None:
         """Puts (n, row bytes) into those rows."""
-        size = self.row_bytes(name)
-        at = 0
-        for start, n in runs(rows):
-            self.slots[name].buffer.write(start * size, data[at : at + n])
-            at += n
+        size, at = self.row_bytes(name), 0
+        for part in _stretches(rows):
+            written = data[at : at + len(part)]
+            self.slots[name].buffer.write(int(part[0]) * size, written)
+            at += len(part)
 
     def row_bytes(self, name: str) -> int:
         tensor = self.tensors[name]
         return tensor.dtype.row_bytes(tensor.size // tensor.shape[0])
 
 
-def runs(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Stretches of consecutive numbers in their order: [(first, length)]."""
-    if not len(rows):
-        return []
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    starts = np.concatenate([[0], breaks])
-    lengths = np.diff(np.concatenate([starts, [len(rows)]]))
-    return [(int(rows[s]), int(n)) for s, n in zip(starts, lengths, strict=True)]
+def _stretches(rows: np.ndarray) -> list[np.ndarray]:
+    """The numbers in their order, cut where one does not follow on the other."""
+    parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    return [part for part in parts if len(part)]

@@ -3,17 +3,16 @@
 Devices are asked in the order of preference about the node in their own compute dtype; then
 about its decomposition, which counts only if every piece is claimed; the last device (the host)
 takes what is left. All users of one state go to one device. Small islands between two stretches
-of one device are absorbed, after the sweeps of ggml's scheduler. The graph is never changed: a
-new one is written.
+of one device are absorbed, after the sweeps of ggml's scheduler.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 
 from umbel.errors import DeviceError
 from umbel.gguf.types import BF16, F16, F32, DType
@@ -24,44 +23,20 @@ FLOATS = (F32, F16, BF16)
 ISLAND = 8  # nodes at most in a stretch that is absorbed
 
 
-@attrs.frozen(eq=False)
-class Placed:
-    """One node of the placed graph."""
+@attrs.frozen
+class Verdict:
+    """What a device said of a node: the form in which it takes it, and why that one."""
 
-    node: Tensor
+    form: str | None  # "" as it is, "decompose", "rows_form"; None: not at all
+    reason: str
+
+
+@attrs.frozen(eq=False)
+class Choice:
+    """Where a node of the model goes; `why` not to the first device that would take it."""
+
     target: Target
-    origin: str  # the label of the model's node it comes from
-    reason: str
-
-
-@attrs.frozen(eq=False)
-class RowWrite:
-    """Rows that the plan writes into a state after the step."""
-
-    state: Tensor
-    rows: Tensor
-    ids: Tensor
-
-
-@attrs.frozen(eq=False)
-class Placement:
-    """The placed graph: nodes in order, the outputs asked for, writes left to the plan."""
-
-    nodes: tuple[Placed, ...]
-    outputs: tuple[Tensor, ...]
-    row_writes: tuple[RowWrite, ...]
-    homes: Mapping[str, Target]  # of the states, by name
-    refusals: Mapping[str, str]  # "node on device" -> why not
-
-
-@attrs.frozen(eq=False)
-class Claim:
-    """How a device would compute a node: these pieces; the node's value is `result`."""
-
-    pieces: tuple[Tensor, ...]
-    result: Tensor
-    writes: tuple[tuple[Tensor, Tensor, Tensor], ...]
-    reason: str
+    why: str = ""
 
 
 class Placer:
@@ -70,153 +45,182 @@ class Placer:
     def __init__(self, targets: Sequence[Target], ops: Mapping[str, Operation]) -> None:
         self.targets = list(targets)
         self.ops = ops
-        self.refusals: dict[str, str] = {}
-        self._answers: dict[Any, str | None] = {}
+        self.refusals: dict[str, str] = {}  # "node on device" -> why not
+        self._verdicts: dict[Any, Verdict] = {}
+        self._early: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
     # questions
 
-    def claim(self, node: Tensor, target: Target) -> Claim | str:
-        """How `target` would compute `node`, or why it cannot."""
-        why = self._ask(node, target)
+    def judge(self, node: Tensor, target: Target, *, whole: bool = True) -> Verdict:
+        """Whether and how `target` computes `node`; as a piece (not `whole`) only at once."""
+        later = whole and node not in self._early
+        kinds = tuple(_signature(t) for t in (node, *node.inputs))
+        key = (target.name, later, node.op, tuple(sorted(node.attrs.items())), kinds)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._ask(node, target, later)
+        return self._verdicts[key]
+
+    def _ask(self, node: Tensor, target: Target, later: bool) -> Verdict:
+        assert node.op is not None
+        why = target.op_supported(target.device, retyped(node, target))
         if why is None:
-            return Claim((node,), node, (), "runs there")
-        for form in (node.op.decompose, node.op.rows_form) if node.op else ():
-            if form is None:
-                continue
-            builder = Builder(self.ops)
-            made = form(builder, node, target.compute_dtype)
-            whole = made if isinstance(made, RowsForm) else RowsForm(made, ())
-            ends = [whole.result, *(rows for _, rows, _ in whole.writes)]
-            pieces = self._claim_pieces(builder.graph(ends).nodes, target)
-            if not isinstance(pieces, str):
-                kind = "decomposed, rows written later" if whole.writes else "decomposed"
-                return Claim(pieces, whole.result, whole.writes, f"{kind}: {why}")
-            why = f"{why}; {pieces}"
-        return why
+            return Verdict("", "")
+        reasons = [why]
+        forms = {"decompose": "decomposed", "rows_form": "the plan writes its rows"}
+        for form, text in list(forms.items())[: 2 if later else 1]:
+            if getattr(node.op, form) is not None:
+                refused = self._refused(*self.expand(node, target, form), target)
+                if refused is None:
+                    return Verdict(form, f"{text}: {target.name}: {why}")
+                reasons.append(refused)
+        return Verdict(None, f"{target.name}: {'; '.join(reasons)}")
 
-    def _claim_pieces(
-        self, nodes: Iterable[Tensor], target: Target
-    ) -> tuple[Tensor, ...] | str:
-        pieces: list[Tensor] = []
-        for node in nodes:
-            if node.op is None or node.op.view:
-                continue
-            why = self._ask(node, target)
-            if why is not None:
-                if node.op.decompose is None:
-                    return f"{node.op.name}: {why}"
-                builder = Builder(self.ops)
-                result = node.op.decompose(builder, node, target.compute_dtype)
-                inner = self._claim_pieces(builder.graph([result]).nodes, target)
-                if isinstance(inner, str):
-                    return f"{node.op.name}: {why}; {inner}"
-                pieces += [*inner, _alias(node, result)]
-            else:
-                pieces.append(node)
-        return tuple(pieces)
+    def expand(
+        self, node: Tensor, target: Target, form: str
+    ) -> tuple[tuple[Tensor, ...], RowsForm]:
+        """What `node` becomes in that form: its pieces, and the result."""
+        builder = Builder(self.ops)
+        made = getattr(node.op, form)(builder, node, target.compute_dtype)
+        result = made if isinstance(made, RowsForm) else RowsForm(made, ())
+        ends = [result.result, *(rows for _, rows, _ in result.writes)]
+        return computed(builder.graph(ends)), result
 
-    def _ask(self, node: Tensor, target: Target) -> str | None:
-        op = node.op
-        assert op is not None
-        key = (target.name, op.name, _signature(node), *map(_signature, node.inputs))
-        key += tuple(sorted(node.attrs.items()))
-        if key not in self._answers:
-            self._answers[key] = target.op_supported(target.device, retyped(node, target))
-        return self._answers[key]
+    def _refused(
+        self, pieces: Iterable[Tensor], result: RowsForm, target: Target
+    ) -> str | None:
+        if any(ids.role is not Role.INPUT for _, _, ids in result.writes):
+            return "the host does not know where the rows go"
+        for piece in pieces:
+            verdict = self.judge(piece, target, whole=False)
+            if verdict.form is None:
+                return f"{piece.label}: {verdict.reason.removeprefix(f'{target.name}: ')}"
+        return None
+
+    def _can(self, node: Tensor, target: Target) -> bool:
+        verdict = self.judge(node, target)
+        if verdict.form is None:
+            self.refusals[f"{node.label} on {target.name}"] = verdict.reason
+        return verdict.form is not None
 
     # the choice
 
-    def choose(self, graph: Graph, homes: Mapping[str, Target]) -> dict[Tensor, Target]:
-        """A device for each computed node; states already at home stay there."""
-        computed = [n for n in graph.nodes if n.op is not None and not n.op.view]
-        groups = self.homes([graph], homes)
-        chosen: dict[Tensor, Target] = {}
-        for node in computed:
-            states = _states(node)
-            if states:
-                chosen[node] = groups[states[0].name]
-            else:
-                chosen[node] = next(t for t in self.targets if self._can(node, t))
-        self._absorb(computed, chosen)
+    def choose(self, graph: Graph, homes: Mapping[str, Target]) -> dict[Tensor, Choice]:
+        """A device for each computed node; `homes` are those of the states."""
+        nodes = computed(graph)
+        chosen = {node: self._choose(node, homes) for node in nodes}
+        self._absorb(nodes, chosen)
         return chosen
+
+    def _choose(self, node: Tensor, homes: Mapping[str, Target]) -> Choice:
+        candidates, states = self.targets, states_of(node)
+        if states:
+            home = homes[states[0].name]
+            near = [t for t in self.targets if t is not home and t.reads(home)]
+            candidates = [home, *near]
+        for target in candidates:
+            if self._can(node, target):
+                better = self.targets[: self.targets.index(target)]
+                why = self._reasons(node, better)
+                if better and not why:
+                    why = f"where {states[0].name} lives"
+                return Choice(target, why)
+        msg = f"no device can run {node.label}"
+        raise DeviceError(msg, got=self._reasons(node, candidates), do="choose another device")
+
+    def _reasons(self, node: Tensor, targets: Iterable[Target]) -> str:
+        verdicts = [self.judge(node, target) for target in targets]
+        return "; ".join(v.reason for v in verdicts if v.form is None)
 
     def homes(
         self, graphs: Iterable[Graph], known: Mapping[str, Target] | None = None
     ) -> dict[str, Target]:
         """Where each state lives: the first device that runs all its users in all graphs."""
-        users: dict[str, list[Tensor]] = {}
-        for graph in graphs:
-            for node in graph.nodes:
-                for state in _states(node) if node.op and not node.op.view else ():
-                    users.setdefault(state.name, []).append(node)
         homes = dict(known or {})
-        for name, nodes in users.items():
-            candidates = [homes[name]] if name in homes else self.targets
-            home = next((t for t in candidates if all(self._can(n, t) for n in nodes)), None)
-            if home is None:
-                msg = f"no device can run all that uses the state {name!r}"
-                why = "; ".join(v for k, v in self.refusals.items() if nodes[0].label in k)
-                raise DeviceError(msg, got=why or None, do="choose another device")
-            homes[name] = home
+        for names, nodes in self._users(graphs):
+            fit = (t for t in self.targets if all(self._can(node, t) for node in nodes))
+            home = next(fit, self.targets[-1])
+            homes = dict.fromkeys(names, home) | homes
         return homes
 
-    def _can(self, node: Tensor, target: Target) -> bool:
-        claim = self.claim(node, target)
-        if isinstance(claim, str):
-            self.refusals[f"{node.label} on {target.name}"] = claim
-        return not isinstance(claim, str)
+    def _users(self, graphs: Iterable[Graph]) -> list[tuple[set[str], list[Tensor]]]:
+        """States and the nodes that use them; states that share a user stay together."""
+        groups: list[tuple[set[str], list[Tensor]]] = []
+        for graph in graphs:
+            last: dict[Tensor, Tensor] = {}
+            for node in computed(graph):
+                states = states_of(node)
+                # what is written after the step comes too late for a node that follows
+                self._early.update(last[s] for s in states if s in last)
+                last.update(dict.fromkeys(states, node))
+                names, users = {s.name for s in states}, [node]
+                for group in [g for g in groups if g[0] & names]:
+                    groups.remove(group)
+                    names, users = names | group[0], group[1] + users
+                if names:
+                    groups.append((names, users))
+        return groups
 
-    def _absorb(self, nodes: list[Tensor], chosen: dict[Tensor, Target]) -> None:
+    def _absorb(self, nodes: Iterable[Tensor], chosen: dict[Tensor, Choice]) -> None:
         """Moves short stretches without weights or state to the device around them."""
         runs: list[list[Tensor]] = []
         for node in nodes:
-            if runs and chosen[runs[-1][0]] is chosen[node]:
+            if runs and chosen[runs[-1][0]].target is chosen[node].target:
                 runs[-1].append(node)
             else:
                 runs.append([node])
         for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
-            around = chosen[before[0]]
-            if around is not chosen[after[0]] or len(run) > ISLAND or any(map(_heavy, run)):
-                continue
-            if all(self._can(n, around) for n in run):
-                chosen.update(dict.fromkeys(run, around))
+            around = chosen[before[0]].target
+            closed = around is chosen[after[0]].target and len(run) <= ISLAND
+            if closed and not any(map(_heavy, run)) and all(self._can(n, around) for n in run):
+                why = f"saves copies: what is around it runs on {around.name}"
+                chosen.update(dict.fromkeys(run, Choice(around, why)))
 
 
-def _alias(node: Tensor, result: Tensor) -> Tensor:
-    """A marker without an operation: the value of `node` is that of `result`."""
-    return Tensor(node.shape, node.dtype, inputs=(node, result), name="alias")
+def computed(graph: Graph) -> tuple[Tensor, ...]:
+    """The nodes that are not just a window on another's memory."""
+    return tuple(n for n in graph.nodes if n.op is not None and not n.op.view)
+
+
+def states_of(node: Tensor) -> list[Tensor]:
+    """The states that a node reads or writes, each once."""
+    storages = dict.fromkeys(t.storage for t in node.inputs)
+    return [s for s in storages if s.role is Role.STATE]
 
 
 def _signature(t: Tensor) -> tuple[object, ...]:
-    return (t.shape, t.dtype.name, t.storage.role, t.strides)
-
-
-def _states(node: Tensor) -> list[Tensor]:
-    return [s for t in node.inputs if (s := t.storage).role is Role.STATE]
+    return (t.shape, t.dtype.name, t.storage.role, t.role, t.strides)
 
 
 def _heavy(node: Tensor) -> bool:
     weights = (t for t in node.inputs if t.storage.role is Role.WEIGHT)
-    return bool(_states(node)) or any(len(t.shape) > 1 for t in weights)
+    return bool(states_of(node)) or any(len(t.shape) > 1 for t in weights)
 
 
 def retyped(node: Tensor, target: Target) -> Tensor:
-    """The node as `target` would see it: activations in its compute dtype, weights as
-    stored."""
-    assert node.op is not None
+    """The node as `target` would see it: activations in its compute dtype, weights as they
+    are there."""
     inputs = tuple(_seen(t, target) for t in node.inputs)
-    return attrs.evolve(
-        node, dtype=result_dtype(node, target), inputs=inputs, strides=(), base=None, offset=0
-    )
+    if node.base is not None:
+        return attrs.evolve(node, inputs=inputs)
+    return attrs.evolve(node, dtype=result_dtype(node, target), inputs=inputs, strides=())
 
 
 def _seen(t: Tensor, target: Target) -> Tensor:
     dtype = local_dtype(t, target)
     if dtype is t.dtype:
         return t
-    scaled = tuple(s * dtype.block_bytes // t.dtype.block_bytes for s in t.strides)
-    strides = () if t.is_contiguous else scaled
-    return attrs.evolve(t, dtype=dtype, strides=strides, base=None, offset=0)
+    if t.op is None or not t.op.view:
+        return attrs.evolve(t, dtype=dtype, strides=())
+    source = _seen(t.inputs[0], target)
+    spec = t.op.infer(source, **t.attrs)
+    return attrs.evolve(
+        t,
+        dtype=dtype,
+        inputs=(source,),
+        strides=spec.strides or (),
+        base=source.storage,
+        offset=source.offset + spec.offset,
+    )
 
 
 def local_dtype(t: Tensor, target: Target) -> DType:
@@ -230,17 +234,7 @@ def local_dtype(t: Tensor, target: Target) -> DType:
 
 
 def result_dtype(node: Tensor, target: Target) -> DType:
+    """The dtype of what `target` computes."""
     if node.op is not None and (node.op.writes or node.dtype not in FLOATS):
         return node.dtype
     return target.compute_dtype
-
-
-def constant_as(t: Tensor, dtype: DType) -> Tensor:
-    """A constant in another float dtype."""
-    assert t.data is not None
-    if dtype.numpy is None:  # bfloat16: the upper half of a float32
-        bits = np.ascontiguousarray(t.data, "<f4").view("<u4")
-        data = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    else:
-        data = t.data.astype(dtype.numpy)
-    return Tensor(t.shape, dtype, Role.CONST, t.name, data=data)

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import numpy as np
 
-from umbel.errors import DeviceError, GraphError
+from umbel.errors import CancelledError, DeviceError, GraphError, UmbelError
 from umbel.gguf.quants import dequantise, quantise
 from umbel.gguf.types import DType
 from umbel.graph import Graph, Operation, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
 from umbel.plan.allocate import Copy, Layout, allocate
-from umbel.plan.emit import place
+from umbel.plan.emit import Placement, RowWrite, place
 from umbel.plan.memory import Arenas, States, Weights
-from umbel.plan.place import Placement, Placer, RowWrite
+from umbel.plan.place import FLOATS, Placer
 from umbel.plan.split import Split, cut
 from umbel.plan.target import Target
 
@@ -35,7 +35,7 @@ class Step:
 
     target: Target
     graph: SplitGraph
-    copies: tuple[tuple[Slot, Slot, int], ...]
+    copies: tuple[tuple[Slot, Slot, int], ...]  # (from, to, bytes)
     waits: tuple[Target, ...]
 
 
@@ -45,39 +45,51 @@ class Plan:
     splits: tuple[Split, ...]
     layout: Layout
     steps: tuple[Step, ...]
-    inputs: Mapping[str, tuple[Tensor, tuple[Slot, ...]]]  # name -> where its values go
+    inputs: tuple[tuple[Tensor, Slot], ...]
     outputs: tuple[tuple[Tensor, Slot], ...]
-    row_writes: tuple[tuple[RowWrite, Slot, Slot], ...]
-    targets: tuple[Target, ...]
+    row_writes: tuple[tuple[RowWrite, Slot, Slot], ...]  # (write, its rows, its state)
     check: bool = False
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    @property
+    def targets(self) -> list[Target]:
+        """In the order in which their locks are taken, by whichever plan."""
+        return sorted({s.target for s in self.splits}, key=lambda t: t.name)
+
+    def run(
+        self, feeds: Mapping[str, np.ndarray], stop: Callable[[], bool] = bool
+    ) -> list[np.ndarray]:
         """One step: the arrays of the graph's outputs (writes to state give none).
 
-        Raises what a device raised; with `check`, the error names the node.
+        Raises what a device raised; with `check`, the error names the node. `stop` is asked
+        between splits. Whatever happens, no device is still at work afterwards.
         """
         with contextlib.ExitStack() as stack:
             for target in self.targets:
                 stack.enter_context(target.lock)
-            self._write_inputs(feeds)
-            for step in self.steps:
-                self._run_step(step)
-            for target in self.targets:
-                target.sync(target.device)
-            for write, rows, state in self.row_writes:
-                _write_rows(write, rows, state, feeds)
-            return [_read(t, slot) for t, slot in self.outputs]
+            try:
+                return self._run(feeds, stop)
+            except BaseException:
+                for target in self.targets:
+                    with contextlib.suppress(UmbelError):
+                        target.sync(target.device)
+                raise
 
-    def _write_inputs(self, feeds: Mapping[str, np.ndarray]) -> None:
-        for name, (tensor, slots) in self.inputs.items():
-            given = feeds.get(name)
-            if given is None or given.shape != tensor.shape:
-                msg = f"input {name!r} of the step is missing or of another shape"
-                got = None if given is None else list(given.shape)
-                raise GraphError(msg, expected=list(tensor.shape), got=got)
-            data = np.ascontiguousarray(given, tensor.dtype.numpy)
-            for slot in slots:
-                slot.buffer.write(slot.offset, data)
+    def _run(
+        self, feeds: Mapping[str, np.ndarray], stop: Callable[[], bool]
+    ) -> list[np.ndarray]:
+        for tensor, slot in self.inputs:
+            slot.buffer.write(slot.offset, _given(feeds, tensor))
+        for step in self.steps:
+            if stop():
+                msg = "the step was cancelled"
+                raise CancelledError(msg)
+            self._run_step(step)
+        for target in self.targets:
+            target.sync(target.device)
+        outputs = [_read(t, slot) for t, slot in self.outputs]
+        for write, rows, state in self.row_writes:
+            _write_rows(write, rows, state, feeds[write.ids].reshape(-1))
+        return outputs
 
     def _run_step(self, step: Step) -> None:
         for target in step.waits:
@@ -86,25 +98,15 @@ class Plan:
             buffer, at = destination.buffer, destination.offset
             if not buffer.copy_from(at, source.buffer, source.offset, nbytes):
                 buffer.write(at, source.buffer.read(source.offset, nbytes))
-        step.target.graph_compute(step.target.device, step.graph)
-        if self.check:
-            self._check(step)
-
-    def _check(self, step: Step) -> None:
-        """Waits for the one node of this step, and looks at its values."""
-        node = step.graph.nodes[-1]
         try:
-            step.target.sync(step.target.device)
+            step.target.graph_compute(step.target.device, step.graph)
+            if self.check:
+                step.target.sync(step.target.device)
+                _check_values(step.graph)
         except DeviceError as error:
-            error.what = f"{node.label} on {step.target.name}: {error.what}"
+            if self.check:
+                error.what = f"{_called(step.graph)} on {step.target.name}: {error.what}"
             raise
-        if node.op is None or node.op.writes or node.dtype.numpy is None:
-            return
-        values = _read(node.storage, step.graph.slots[node.storage])
-        if not np.isfinite(values).all():
-            msg = f"{node.label} on {step.target.name} gave values that are not finite"
-            bad = np.argwhere(~np.isfinite(values))[0].tolist()
-            raise DeviceError(msg, where=f"shape {list(node.shape)}", got=f"first at {bad}")
 
     def forget(self) -> None:
         """Lets the devices drop what they compiled for this plan."""
@@ -124,123 +126,138 @@ def make(
     check: bool = False,
 ) -> Plan:
     """Places, splits, allocates and binds `graph`; loads the weights that are not there yet."""
-    placement = place(graph, targets, ops, states.homes, placer)
-    wanted = [t.storage for t in placement.outputs if not (t.op and t.op.writes)]
+    placement = place(graph, placer or Placer(targets, ops), states.homes)
+    wanted = [t.storage for t in placement.outputs]
     wanted += [w.rows.storage for w in placement.row_writes]
     splits = cut(placement.nodes, wanted, single=check)
     layout = allocate(splits, wanted)
-    return _Binder(placement, splits, layout, weights, states, arenas).plan(check)
+    binder = _Binder(splits, layout, weights, states, arenas)
+    return Plan(
+        placement,
+        tuple(splits),
+        layout,
+        binder.steps(),
+        binder.inputs(),
+        tuple((t, binder.made(t)) for t in placement.outputs),
+        tuple((w, binder.made(w.rows), binder.state(w.state)) for w in placement.row_writes),
+        check,
+    )
 
 
+@attrs.frozen(eq=False)
 class _Binder:
-    """Turns offsets into slots."""
+    """Turns the layout into slots, and splits into steps; weights are loaded at first use."""
 
-    def __init__(
-        self,
-        placement: Placement,
-        splits: list[Split],
-        layout: Layout,
-        weights: Weights,
-        states: States,
-        arenas: Arenas,
-    ) -> None:
-        self.placement, self.splits, self.layout = placement, splits, layout
-        self.weights, self.states, self.arenas = weights, states, arenas
-        self.targets = {s.target.name: s.target for s in splits}
-        self.buffers = {
-            name: arenas.buffer(self.targets[name], size) for name, size in layout.sizes.items()
-        }
-        self.slots: dict[tuple[str, Tensor], Slot] = {}
+    splits: Sequence[Split]
+    layout: Layout
+    weights: Weights
+    states: States
+    arenas: Arenas
+    _slots: dict[tuple[str, Tensor], Slot] = attrs.field(factory=dict, init=False)
 
     def slot(self, target: Target, t: Tensor) -> Slot:
+        """Where a split on `target` finds the storage `t`."""
         if t.role in (Role.WEIGHT, Role.CONST):
             return self.weights.slot(t, target)
         if t.role is Role.STATE:
-            return self.states.slots[t.name]
+            return self.state(t)
         owner = self.layout.owners[target.name, t]
         key = (owner.name, t)
-        if key not in self.slots:
+        if key not in self._slots:
             kind = owner.buffer_type
             if kind.separate:
-                self.slots[key] = Slot(kind.allocate(kind.alloc_size(t), "compute"))
+                usage = "input" if t.role is Role.INPUT else "compute"
+                self._slots[key] = Slot(kind.allocate(kind.alloc_size(t), usage))
             else:
-                self.slots[key] = Slot(self.buffers[owner.name], self.layout.offsets[key])
-        return self.slots[key]
+                arena = self.arenas.buffer(owner, self.layout.sizes[owner.name])
+                self._slots[key] = Slot(arena, self.layout.offsets[key])
+        return self._slots[key]
 
-    def plan(self, check: bool) -> Plan:
-        steps = tuple(map(self._step, self.splits, self.layout.copies))
-        made = {t.storage: s.target for s in self.splits for t in s.outputs}
-        inputs: dict[str, tuple[Tensor, tuple[Slot, ...]]] = {}
-        for split in self.splits:
-            for t in split.inputs:
-                if t.role is Role.INPUT:
-                    tensor, slots = inputs.get(t.name, (t, ()))
-                    slot = self.slot(split.target, t)
-                    inputs[t.name] = (tensor, slots if slot in slots else (*slots, slot))
-        return Plan(
-            placement=self.placement,
-            splits=tuple(self.splits),
-            layout=self.layout,
-            steps=steps,
-            inputs=inputs,
-            outputs=tuple(
-                (t, self.slot(made[t.storage], t.storage))
-                for t in self.placement.outputs
-                if not (t.op and t.op.writes)
-            ),
-            row_writes=tuple(
-                (w, self.slot(made[w.rows.storage], w.rows.storage), self._state(w.state))
-                for w in self.placement.row_writes
-            ),
-            targets=tuple(self.targets.values()),
-            check=check,
-        )
-
-    def _state(self, t: Tensor) -> Slot:
+    def state(self, t: Tensor) -> Slot:
         return self.states.slots[t.storage.name]
 
-    def _step(self, split: Split, copies: Sequence[Copy]) -> Step:
-        known = {t.storage for n in split.nodes for t in (*n.inputs, n)}
-        if split.target.info.opaque:
-            known = {t.storage for t in split.inputs + split.outputs}
+    def made(self, t: Tensor) -> Slot:
+        """Where a computed tensor lies on the device that made it."""
+        target = next(s.target for s in self.splits if t.storage in s.outputs)
+        return self.slot(target, t.storage)
+
+    def inputs(self) -> tuple[tuple[Tensor, Slot], ...]:
+        """The inputs of the step, on each device that uses them."""
+        pairs = ((s.target, t) for s in self.splits for t in s.inputs if t.role is Role.INPUT)
+        slots = {self.slot(target, t): t for target, t in pairs}
+        return tuple((t, slot) for slot, t in slots.items())
+
+    def steps(self) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        working: list[Target] = []
+        for split, copies in zip(self.splits, self.layout.copies, strict=True):
+            target = split.target
+            waits = tuple(t for t in working if _meet(t, target, copies))
+            working = [t for t in working if t not in (*waits, target)] + [target]
+            moves = tuple(self._move(c) for c in copies)
+            steps.append(Step(target, self._graph(split), moves, waits))
+        return tuple(steps)
+
+    def _move(self, copy: Copy) -> tuple[Slot, Slot, int]:
+        t = copy.tensor
+        return self.slot(copy.source, t), self.slot(copy.destination, t), t.nbytes
+
+    def _graph(self, split: Split) -> SplitGraph:
+        known = {t.storage for t in split.inputs + split.outputs}
+        if not split.target.info.opaque:
+            known |= {t.storage for n in split.nodes for t in (*n.inputs, n)}
         slots = {t: self.slot(split.target, t) for t in known}
-        graph = SplitGraph(next(_uids), split.nodes, split.inputs, split.outputs, slots)
-        shared = {
-            self.layout.owners[split.target.name, t]
-            for t in split.inputs
-            if (split.target.name, t) in self.layout.owners
-        }
-        moves = tuple(
-            (self.slot(c.source, c.tensor), self.slot(c.destination, c.tensor), c.tensor.nbytes)
-            for c in copies
-        )
-        waits = tuple(t for t in shared if t is not split.target)
-        return Step(split.target, graph, moves, waits)
+        return SplitGraph(next(_uids), split.nodes, split.inputs, split.outputs, slots)
+
+
+def _meet(one: Target, other: Target, copies: Sequence[Copy]) -> bool:
+    """Whether `other` must not start before `one`, which may still be at work, has finished:
+    it needs a copy from there, or one of them works in the memory of the other."""
+    needed = any(c.source is one for c in copies)
+    return one is not other and (needed or one.reads(other) or other.reads(one))
+
+
+def _called(graph: SplitGraph) -> str:
+    """The one node of a split, for `--check`."""
+    node = graph.nodes[-1]
+    assert node.op is not None
+    return f"{node.label} ({node.op.name})"
+
+
+def _check_values(graph: SplitGraph) -> None:
+    """Looks at what the one node of a split has computed."""
+    node = graph.nodes[-1]
+    finite = node.base is not None or np.isfinite(_read(node, graph.slots[node]))
+    if not np.all(finite):
+        msg = "it gave values that are not finite"
+        raise DeviceError(msg, where=node, got=f"first at {np.argwhere(~finite)[0].tolist()}")
+
+
+def _given(feeds: Mapping[str, np.ndarray], tensor: Tensor) -> np.ndarray:
+    given = feeds.get(tensor.name)
+    if given is None or given.shape != tensor.shape:
+        msg = f"input {tensor.name!r} of the step is missing or of another shape"
+        got = None if given is None else list(given.shape)
+        raise GraphError(msg, expected=list(tensor.shape), got=got)
+    return _as_stored(given, tensor.dtype)
+
+
+def _as_stored(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Values as the memory of a tensor of that dtype holds them."""
+    if dtype.numpy is not None:
+        return np.ascontiguousarray(values, dtype.numpy)
+    return quantise(values, dtype)
 
 
 def _read(t: Tensor, slot: Slot) -> np.ndarray:
-    """The values of a contiguous tensor, a copy."""
-    raw = slot.buffer.read(slot.offset, t.nbytes)
-    if t.dtype.numpy is None:
-        rows = raw.reshape(*t.shape[:-1], t.dtype.row_bytes(t.shape[-1]))
-        return dequantise(rows, t.dtype)
-    return raw.view(t.dtype.numpy).reshape(t.shape)
+    """A copy of the values of a contiguous tensor; floats as float32."""
+    raw = slot.buffer.read(slot.offset + t.offset, t.nbytes)
+    values = raw if t.dtype.numpy is None else raw.view(t.dtype.numpy)
+    return (dequantise(values, t.dtype) if t.dtype in FLOATS else values).reshape(t.shape)
 
 
-def _write_rows(
-    write: RowWrite, rows: Slot, state: Slot, feeds: Mapping[str, np.ndarray]
-) -> None:
+def _write_rows(write: RowWrite, rows: Slot, state: Slot, ids: np.ndarray) -> None:
     """What a device that cannot scatter left to do: new rows go into the state."""
-    where = feeds[write.ids.storage.name].reshape(-1)
-    values = _read(write.rows, rows).astype(np.float32).reshape(len(where), -1)
-    data = as_stored(values, write.state.storage.dtype)
-    for row, at in zip(data, where, strict=True):
-        state.buffer.write(state.offset + int(at) * data.shape[1], row)
-
-
-def as_stored(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """float32 (n, row) -> (n, row bytes) uint8"""
-    if dtype.numpy is not None:
-        data = np.ascontiguousarray(values, dtype.numpy)
-        return data.view(np.uint8).reshape(len(values), -1)
-    return quantise(values, dtype)
+    data = _as_stored(_read(write.rows, rows), write.state.dtype)
+    for row, at in zip(data, ids, strict=True):
+        state.buffer.write(state.offset + write.state.offset + int(at) * row.nbytes, row)

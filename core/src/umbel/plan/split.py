@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from umbel.graph import Tensor
-from umbel.plan.place import Placed
+from umbel.graph import Role, Tensor
+from umbel.plan.emit import Placed
 from umbel.plan.target import Target
 
 
@@ -35,23 +35,25 @@ def cut(
     every node (`--check`).
     """
     groups = [[p] for p in placed] if single else _schedule(placed)
-    made_in = {p.node.storage: i for i, group in enumerate(groups) for p in group}
-    read_later: dict[int, dict[Tensor, None]] = {}
+    made_in = {p.node: i for i, group in enumerate(groups) for p in group}
+    leaving: list[dict[Tensor, None]] = [
+        {p.node: None for p in group if p.node.base is not None} for group in groups
+    ]  # writes to state
     for i, group in enumerate(groups):
         for t in _reads(group):
-            home = made_in.get(t, i)
-            if home < i:
-                read_later.setdefault(home, {})[t] = None
+            if made_in.get(t, i) != i:
+                leaving[made_in[t]][t] = None
     for t in wanted:
-        if t in made_in:
-            read_later.setdefault(made_in[t], {})[t] = None
-    splits = []
-    for i, group in enumerate(groups):
-        inputs = [t for t in _reads(group) if made_in.get(t, -1) != i or t.op is None]
-        outputs = [p.node for p in group if p.node.op is not None and p.node.op.writes]
-        outputs += [t for t in read_later.get(i, {}) if t not in outputs]
-        splits.append(Split(group[0].target, tuple(group), tuple(inputs), tuple(outputs)))
-    return splits
+        leaving[made_in[t]][t] = None
+    return [
+        Split(
+            group[0].target,
+            tuple(group),
+            tuple(t for t in _reads(group) if made_in.get(t) != i),
+            tuple(leaving[i]),
+        )
+        for i, group in enumerate(groups)
+    ]
 
 
 def _reads(group: Iterable[Placed]) -> dict[Tensor, None]:
@@ -59,18 +61,14 @@ def _reads(group: Iterable[Placed]) -> dict[Tensor, None]:
 
 
 def _schedule(placed: Sequence[Placed]) -> list[list[Placed]]:
-    """Topological order that stays on a device as long as something is ready there."""
-    order = {p.node: i for i, p in enumerate(placed)}
-    waits: list[int] = []
+    """An order that stays on a device as long as something is ready there."""
+    waits = _before(placed)
     readers: dict[int, list[int]] = {}
-    for i, p in enumerate(placed):
-        before = {order[n] for t in p.node.inputs for n in _makers(t, order)}
-        waits.append(len(before))
+    ready: dict[str, list[int]] = {}  # by device, earliest first
+    for i, before in enumerate(waits):
         for j in before:
             readers.setdefault(j, []).append(i)
-    ready: dict[str, list[int]] = {}
-    for i, n in enumerate(waits):
-        if n == 0:
+        if not before:
             heapq.heappush(ready.setdefault(placed[i].target.name, []), i)
     groups: list[list[Placed]] = []
     while any(ready.values()):
@@ -80,15 +78,30 @@ def _schedule(placed: Sequence[Placed]) -> list[list[Placed]]:
             i = heapq.heappop(ready[name])
             group.append(placed[i])
             for j in readers.get(i, ()):
-                waits[j] -= 1
-                if waits[j] == 0:
+                waits[j].discard(i)
+                if not waits[j]:
                     heapq.heappush(ready.setdefault(placed[j].target.name, []), j)
         groups.append(group)
     return groups
 
 
-def _makers(t: Tensor, order: dict[Tensor, int]) -> Iterable[Tensor]:
-    """The placed nodes that `t` depends on: itself, or what its chain of views looks at."""
-    while t not in order and t.op is not None and t.inputs:
-        t = t.inputs[0]
-    return (t,) if t in order else ()
+def _before(placed: Sequence[Placed]) -> list[set[int]]:
+    """What each node has to wait for: the makers of its inputs, and whoever used a state
+    before it changes it, or changed it before."""
+    made = {p.node: i for i, p in enumerate(placed)}
+    changed: dict[Tensor, int] = {}
+    used: dict[Tensor, set[int]] = {}
+    waits = []
+    for i, node in enumerate(p.node for p in placed):
+        assert node.op is not None
+        before = {made[t.storage] for t in node.inputs if t.storage in made}
+        changes = {node.inputs[k].storage for k in node.op.mutates}
+        for s in {t.storage for t in node.inputs if t.storage.role is Role.STATE}:
+            before |= {changed[s]} if s in changed else set()
+            if s in changes:
+                before |= used.pop(s, set())
+                changed[s] = i
+            else:
+                used.setdefault(s, set()).add(i)
+        waits.append(before)
+    return waits

@@ -1,4 +1,4 @@
-"""A device as a plan sees it: its answers, its memory and the three calls of a step."""
+"""A device as a plan sees it: its answers, its memory and the calls of a step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from umbel.graph import Tensor
 from umbel.hookspecs import BufferType, Device, DeviceInfo, SplitGraph
 
 
-def _nothing(device: Device) -> None:
+def _nothing(*args: object) -> None:
     """The default of hooks that may be left out."""
-
-
-def _forget(device: Device, uid: int) -> None:
-    """The default of `forget`."""
 
 
 @attrs.frozen(eq=False)
@@ -31,7 +27,7 @@ class Target:
     graph_compute: Callable[[Device, SplitGraph], None]
     sync: Callable[[Device], None] = _nothing
     cancel: Callable[[Device], None] = _nothing
-    forget: Callable[[Device, int], None] = _forget
+    forget: Callable[[Device, int], None] = _nothing
     lock: threading.RLock = attrs.field(factory=threading.RLock)  # one step at a time
 
     @property
@@ -45,11 +41,8 @@ class Target:
     def reads(self, other: Target) -> bool:
         """Whether this device can use the memory of the other without a copy."""
         kind = other.buffer_type
-        return (
-            other is self
-            or kind.readable_by(self.device)
-            or (kind.is_host and self.info.reads_host)
-        )
+        shared = kind.is_host and self.info.reads_host
+        return other is self or shared or kind.readable_by(self.device)
 
     def __repr__(self) -> str:
         return f"<target {self.name}>"

@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from umbel.sampling.filters import Positions, Scores
+from umbel.sampling.filters import Array
 from umbel.sampling.settings import Settings
-
-Ids = NDArray[np.intp]
 
 # A run this much longer than allowed is as bad as one that is longer still: the penalty is far
 # beyond any logit, and there is no need to measure on, nor to overflow.
 _LONGEST_OVER = 128
 
 
-def repetition(ids: Ids, scores: Scores, history: Sequence[int], s: Settings) -> None:
+def repetition(ids: Array, scores: Array, history: Sequence[int], s: Settings) -> None:
     """Repetition, frequency and presence penalty over the last `penalty_last_n` tokens."""
     tokens, counts = np.unique(_newest(history, s.penalty_last_n), return_counts=True)
     at, found = _find(ids, tokens)
@@ -33,20 +30,18 @@ def repetition(ids: Ids, scores: Scores, history: Sequence[int], s: Settings) ->
 
 
 def dry(
-    ids: Ids, scores: Scores, history: Sequence[int], s: Settings, breakers: Collection[int]
+    ids: Array, scores: Array, history: Sequence[int], s: Settings, breakers: Collection[int]
 ) -> None:
     """Lower each token that would prolong a run of tokens which the context already holds.
 
     A run does not reach across a breaker, and a breaker is never lowered itself.
     """
     recent = _newest(history, s.dry_last_n)
-    backwards = enumerate(reversed(recent.tolist()))
-    unbroken = next((i for i, token in backwards if token in breakers), len(recent))
-    runs = _runs(recent, min(unbroken, s.dry_allowed_length + _LONGEST_OVER))
-    tokens = np.array(sorted(t for t in runs if t not in breakers), dtype=np.intp)
-    at, found = _find(ids, tokens)
-    over = np.array([runs[t] - s.dry_allowed_length for t in tokens[found].tolist()], float)
-    scores[at] -= np.where(over >= 0, s.dry_multiplier * s.dry_base**over, 0.0)
+    runs = _runs(recent, s.dry_allowed_length + _LONGEST_OVER, breakers)
+    long = [t for t, n in runs.items() if n >= s.dry_allowed_length and t not in breakers]
+    at, found = _find(ids, long)
+    over = np.array([runs[t] for t in long], float)[found] - s.dry_allowed_length
+    scores[at] -= s.dry_multiplier * s.dry_base**over
 
 
 def breaker_tokens(breakers: Sequence[str], pieces: Iterable[str]) -> frozenset[int]:
@@ -59,37 +54,31 @@ def breaker_tokens(breakers: Sequence[str], pieces: Iterable[str]) -> frozenset[
     )
 
 
-def _newest(history: Sequence[int], last_n: int) -> Ids:
+def _newest(history: Sequence[int], last_n: int) -> Array:
     """The newest `last_n` tokens; -1 is all."""
     start = 0 if last_n < 0 else max(len(history) - last_n, 0)
     return np.array(history[start:], dtype=np.intp)
 
 
-def _runs(recent: Ids, longest: int) -> dict[int, int]:
+def _runs(recent: Array, longest: int, breakers: Collection[int]) -> dict[int, int]:
     """By token: how much of the context's end has stood before that token earlier on.
 
-    >>> _runs(np.array([1, 2, 3, 9, 2, 3]), 10)  # "2 3" was followed by 9
+    >>> _runs(np.array([1, 2, 3, 9, 2, 3]), 10, ())  # "2 3" was followed by 9
     {9: 2}
     """
-    if not longest:
-        return {}
-    ends = np.flatnonzero(recent[:-1] == recent[-1])
-    lengths = np.ones(len(ends), dtype=np.intp)
-    alive = np.arange(len(ends))
-    for back in range(1, longest):
-        alive = alive[ends[alive] >= back]
-        alive = alive[recent[ends[alive] - back] == recent[-1 - back]]
-        if not len(alive):
-            break
-        lengths[alive] = back + 1
     runs: dict[int, int] = {}
-    for token, length in zip(recent[ends + 1].tolist(), lengths.tolist(), strict=True):
-        runs[token] = max(length, runs.get(token, 0))
+    length = 0
+    ends = np.arange(len(recent) - 1)
+    while len(ends) and length < longest and recent[-1 - length] not in breakers:
+        length += 1
+        ends = ends[ends >= length - 1]
+        ends = ends[recent[ends - length + 1] == recent[-length]]
+        runs |= dict.fromkeys(recent[ends + 1].tolist(), length)
     return runs
 
 
-def _find(ids: Ids, tokens: Ids) -> tuple[Positions, Positions]:
+def _find(ids: Array, tokens: Array | list[int]) -> tuple[Array, Array]:
     """Where the tokens stand among the candidates, and which of them do."""
-    at = np.minimum(np.searchsorted(ids, tokens), len(ids) - 1)
-    found = np.flatnonzero(ids[at] == tokens)
+    at = np.searchsorted(ids, tokens)
+    found = np.flatnonzero(ids.take(at, mode="clip") == tokens)
     return at[found], found

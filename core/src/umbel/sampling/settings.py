@@ -7,13 +7,14 @@ index out of bounds (settings come from JSON too) is refused here, with the fiel
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
-from attrs.validators import deep_iterable, deep_mapping, optional
+from attrs.validators import optional
 
 from umbel.errors import SamplingError
 
@@ -22,70 +23,61 @@ SAMPLERS = ("penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temp
 # A float32 logit divided by less leaves no second choice, and may leave the range of floats.
 _GREEDY_BELOW = 1e-6
 # Far above any use, far below where products of logits and settings overflow a float64.
-LARGE = 1e9
-_MAX_COUNT = 2**31 - 1
-_MAX_SEED = 2**63 - 1
+_LARGE = 1e9
 
 _Check = Callable[[Any, "attrs.Attribute[Any]", Any], None]
-
-
-def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer; a bool is not, though Python counts with it."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def show(value: object) -> str:
-    """A value as it may stand in an error: short, also where repr() is huge or refuses."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write out integers of thousands of digits
-        text = f"{type(value).__name__} too long to show"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _rule(expected: str, holds: Callable[[Any], bool]) -> _Check:
     def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
         if not holds(value):
             msg = f"the sampling setting {field.name} cannot be used"
-            raise SamplingError(msg, where=field.name, expected=expected, got=show(value))
+            raise SamplingError(msg, where=field.name, expected=expected, got=f"{value!r:.80}")
 
     return check
 
 
-def _is_real(value: Any, low: float, high: float) -> bool:
-    """Whether a value is a number from low to high, which NaN is not."""
-    number = is_integer(value) or isinstance(value, float | np.floating)
-    return number and bool(low <= value <= high)
+def _is_integer(value: object) -> bool:
+    """Whether a value is an integer; a bool is not, though Python counts with it."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, float | np.floating)
 
 
 def _real(low: float, high: float) -> _Check:
-    return _rule(f"a number from {low:g} to {high:g}", lambda v: _is_real(v, low, high))
+    expected = f"a number from {low:g} to {high:g}"
+    return _rule(expected, lambda v: _is_real(v) and bool(low <= v <= high))  # NaN is not
 
 
-def _integer(low: int, high: int = _MAX_COUNT) -> _Check:
+def _integer(low: int, high: int = 2**31 - 1) -> _Check:
     expected = f"an integer from {low} to {high}"
-    return _rule(expected, lambda v: is_integer(v) and low <= v <= high)
+    return _rule(expected, lambda v: _is_integer(v) and low <= v <= high)
 
 
-_MIROSTAT = _rule("0 (off) or 2", lambda v: is_integer(v) and v in (0, 2))
-_BREAKER = _rule("strings that are not empty", lambda v: isinstance(v, str) and v != "")
-_SAMPLER = _rule(
-    f"names out of {', '.join(SAMPLERS)}",
-    lambda v: isinstance(v, str) and v in (*SAMPLERS, "typical"),
+def _are_biases(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_integer(token) and _is_real(bias) and (abs(bias) <= _LARGE or bias == -math.inf)
+        for token, bias in value.items()
+    )
+
+
+_MIROSTAT = _rule("0 (off) or 2", lambda v: _is_integer(v) and v in (0, 2))
+_BREAKERS = _rule(
+    "a list of strings that are not empty",
+    lambda v: isinstance(v, tuple) and all(isinstance(s, str) and s for s in v),
 )
-_ONCE = _rule("each sampler at most once", lambda v: len(set(v)) == len(v))
-_MAPPING = _rule("a mapping from token id to bias", lambda v: isinstance(v, Mapping))
+_SAMPLERS = _rule(
+    f"a list of names out of {', '.join(SAMPLERS)}, each at most once",
+    lambda v: isinstance(v, tuple) and all(s in SAMPLERS for s in v) and len({*v}) == len(v),
+)
+_BIASES = _rule(f"a mapping from token ids to numbers up to {_LARGE:g} or -inf", _are_biases)
 
 
-def _strings(value: Any) -> tuple[Any, ...]:
-    """A sequence as a tuple; a bare string is one string here, not a sequence of letters."""
-    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        return (value,)
-    return tuple(value)
-
-
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+def _unchangeable(value: Any) -> Any:
+    """A list, as it comes from JSON, as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 @attrs.frozen(kw_only=True)
@@ -97,42 +89,39 @@ class Settings:
       `dry_multiplier` 0 and `repeat_penalty` 1 switch a sampler off; no combination leaves
       less than one candidate.
     * `penalty_last_n` and `dry_last_n` count back from the newest token: -1 is all, 0 none.
-    * `logit_bias` is added before anything else; -inf (any below -1e9) forbids a token.
+    * `logit_bias` is added before anything else; -inf forbids a token.
     * `mirostat` 2 takes the place of the filters (top_k to xtc), whatever they are set to.
     * `samplers` is the order in which they work; one that is not named does not work.
     * `seed` None has one drawn: `Sampler.seed` tells it.
     """
 
-    temperature: float = attrs.field(default=0.8, validator=_real(0, LARGE))
+    temperature: float = attrs.field(default=0.8, validator=_real(0, _LARGE))
     top_k: int = attrs.field(default=40, validator=_integer(-1))
     top_p: float = attrs.field(default=0.95, validator=_real(0, 1))
     min_p: float = attrs.field(default=0.05, validator=_real(0, 1))
     typical: float = attrs.field(default=1.0, validator=_real(0, 1))
     xtc_probability: float = attrs.field(default=0.0, validator=_real(0, 1))
     xtc_threshold: float = attrs.field(default=0.1, validator=_real(0, 1))
-    dry_multiplier: float = attrs.field(default=0.0, validator=_real(0, LARGE))
+    dry_multiplier: float = attrs.field(default=0.0, validator=_real(0, _LARGE))
     dry_base: float = attrs.field(default=1.75, validator=_real(1, 100))
     dry_allowed_length: int = attrs.field(default=2, validator=_integer(0))
     dry_last_n: int = attrs.field(default=-1, validator=_integer(-1))
     dry_breakers: tuple[str, ...] = attrs.field(
-        default=("\n", ":", '"', "*"), converter=_strings, validator=deep_iterable(_BREAKER)
+        default=("\n", ":", '"', "*"), converter=_unchangeable, validator=_BREAKERS
     )
     repeat_penalty: float = attrs.field(default=1.0, validator=_real(1e-6, 1e6))
-    frequency_penalty: float = attrs.field(default=0.0, validator=_real(-LARGE, LARGE))
-    presence_penalty: float = attrs.field(default=0.0, validator=_real(-LARGE, LARGE))
+    frequency_penalty: float = attrs.field(default=0.0, validator=_real(-_LARGE, _LARGE))
+    presence_penalty: float = attrs.field(default=0.0, validator=_real(-_LARGE, _LARGE))
     penalty_last_n: int = attrs.field(default=64, validator=_integer(-1))
     logit_bias: Mapping[int, float] = attrs.field(
-        factory=dict,
-        converter=_copied,
-        validator=deep_mapping(_integer(0), _real(-math.inf, LARGE), _MAPPING),
-        hash=False,
+        factory=dict, converter=copy.copy, validator=_BIASES, hash=False
     )
     mirostat: int = attrs.field(default=0, validator=_MIROSTAT)
-    mirostat_tau: float = attrs.field(default=5.0, validator=_real(0, LARGE))
+    mirostat_tau: float = attrs.field(default=5.0, validator=_real(0, _LARGE))
     mirostat_eta: float = attrs.field(default=0.1, validator=_real(0, 1))
-    seed: int | None = attrs.field(default=None, validator=optional(_integer(0, _MAX_SEED)))
+    seed: int | None = attrs.field(default=None, validator=optional(_integer(0, 2**63 - 1)))
     samplers: tuple[str, ...] = attrs.field(
-        default=SAMPLERS, converter=_strings, validator=[deep_iterable(_SAMPLER), _ONCE]
+        default=SAMPLERS, converter=_unchangeable, validator=_SAMPLERS
     )
 
     @property

@@ -6,10 +6,10 @@ out depends on the text alone, not on how it was cut into pieces.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from umbel.errors import SamplingError
-from umbel.sampling.settings import show
 
 
 class StopStrings:
@@ -22,13 +22,12 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         # A bare string is a sequence too, of its letters: hardly what was meant.
-        if not isinstance(stops, list | tuple) or not all(
-            isinstance(stop, str) and stop for stop in stops
-        ):
-            msg = "the stop strings cannot be used"
-            expected = "a list of strings that are not empty"
-            raise SamplingError(msg, where="stop", expected=expected, got=show(stops))
-        self._stops = tuple(stops)
+        good = isinstance(stops, list | tuple)
+        if not good or not all(isinstance(stop, str) and stop for stop in stops):
+            msg, expected = "the stop strings cannot be used", "a list of strings, none empty"
+            raise SamplingError(msg, where="stop", expected=expected, got=f"{stops!r:.80}")
+        self._stops = sorted(stops, key=len)
+        self._pattern = re.compile("|".join(map(re.escape, self._stops)) or "(?!)")
         self._held = ""
         self.found: str | None = None
 
@@ -37,10 +36,13 @@ class StopStrings:
         if self.found is not None:
             return ""
         self._held += text
-        match, stop = self._first_match()
-        safe = self._safe_until(match)
-        if safe == match:
-            self.found = stop
+        match = self._pattern.search(self._held)
+        end = match.start() if match else len(self._held)
+        # Where before that a stop string may have begun that is not whole yet.
+        begun = (at for at in range(end) if self._may_begin(self._held[at:]))
+        safe = next(begun, end)
+        if match and safe == end:
+            self.found = match.group()
         shown, self._held = self._held[:safe], self._held[safe:]
         return shown
 
@@ -48,24 +50,11 @@ class StopStrings:
         """What was held back, when generation ends; a whole stop string in it still counts."""
         if self.found is not None:
             return ""
-        match, self.found = self._first_match()
-        shown, self._held = self._held[:match], ""
-        return shown
+        match = self._pattern.search(self._held)
+        if match is None:
+            return self._held
+        self.found = match.group()
+        return self._held[: match.start()]
 
-    def _first_match(self) -> tuple[int, str | None]:
-        """Where the first whole stop string begins, and which it is; or the text's end."""
-        matches = [(self._held.find(stop), len(stop), stop) for stop in self._stops]
-        whole = [match for match in matches if match[0] >= 0]
-        if not whole:
-            return len(self._held), None
-        at, _, stop = min(whole)
-        return at, stop
-
-    def _safe_until(self, match: int) -> int:
-        """Where before `match` a stop string may have begun that is not whole yet; or there."""
-        longest = max(map(len, self._stops), default=0)
-        for at in range(max(len(self._held) - longest + 1, 0), match):
-            rest = self._held[at:]
-            if any(stop.startswith(rest) for stop in self._stops):
-                return at
-        return match
+    def _may_begin(self, rest: str) -> bool:
+        return any(stop.startswith(rest) for stop in self._stops)

@@ -98,12 +98,9 @@ class Cache:
 
     def close(self, sequence: Sequence) -> None:
         """Gives everything back; closing twice is harmless."""
-        self._drop_cells(sequence.cells)
+        self._forget(sequence, 0)
         self._drop_slot(sequence.slot)
-        for _, slot in sequence.snapshots:
-            self._drop_slot(slot)
-        sequence.tokens, sequence.cells = [], NONE.copy()
-        sequence.slot, sequence.snapshots = ZERO_SLOT, []
+        sequence.slot = ZERO_SLOT
 
     def snapshot(self, sequence: Sequence) -> None:
         """Remembers the recurrent state of now; the oldest memory goes when there are many."""
@@ -125,16 +122,20 @@ class Cache:
             return n
         if self.slots is not None:
             kept = [s for s in sequence.snapshots if s[0] <= n]
-            for _, slot in sequence.snapshots[len(kept) :]:
-                self._drop_slot(slot)
-            sequence.snapshots = kept
             self._drop_slot(sequence.slot)
             n, sequence.slot = kept[-1] if kept else (0, ZERO_SLOT)
             self._keep_slot(sequence.slot)
+        self._forget(sequence, n)
+        return n
+
+    def _forget(self, sequence: Sequence, n: int) -> None:
+        """Drops what belongs to the tokens from `n` on, but the current recurrent state."""
+        for _, slot in [s for s in sequence.snapshots if s[0] > n]:
+            self._drop_slot(slot)
+        sequence.snapshots = [s for s in sequence.snapshots if s[0] <= n]
         self._drop_cells(sequence.cells[n:])
         sequence.cells = sequence.cells[:n].copy()
         del sequence.tokens[n:]
-        return n
 
     def mark(self, sequence: Sequence) -> Mark:
         """Holds the state of now until `release`, or until `restore` goes back to it."""
@@ -142,19 +143,17 @@ class Cache:
         return Mark(len(sequence), sequence.slot)
 
     def restore(self, sequence: Sequence, mark: Mark) -> None:
-        """Undoes the steps since `mark`."""
+        """Undoes the steps since `mark`, which is spent."""
+        self._forget(sequence, mark.tokens)
         self._drop_slot(sequence.slot)
         sequence.slot = mark.slot
-        if self.cells is not None:
-            self._drop_cells(sequence.cells[mark.tokens :])
-            sequence.cells = sequence.cells[: mark.tokens].copy()
-        del sequence.tokens[mark.tokens :]
 
     def release(self, mark: Mark) -> None:
         self._drop_slot(mark.slot)
 
     def drop_span(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Forgets the tokens of a span in the middle; the caller mends what follows."""
+        """Forgets the tokens of a span in the middle, where there is no recurrent state; the
+        caller mends what follows."""
         self._drop_cells(sequence.cells[start:stop])
         sequence.cells = np.concatenate([sequence.cells[:start], sequence.cells[stop:]])
         del sequence.tokens[start:stop]

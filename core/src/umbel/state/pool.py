@@ -16,6 +16,7 @@ class Pool:
 
     def __init__(self, n: int, first: int, what: str) -> None:
         self.what = what
+        self.first = first
         self.references = np.zeros(n, np.int32)
         self.references[:first] = 1
 
@@ -54,8 +55,7 @@ class Pool:
         if len(longest) < n:
             return free[:n]
         half = len(longest) // 2
-        grows = longest[0] > 1 and self.references[longest[0] - 1] and len(longest) - half >= n
-        start = half if grows and len(stretches[0]) < len(self.references) - 2 else 0
+        start = half if longest[0] > self.first and len(longest) - half >= n else 0
         return longest[start : start + n]
 
     def keep(self, places: np.ndarray) -> None:

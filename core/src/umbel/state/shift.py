@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from umbel.gguf.types import I32
 from umbel.graph import Builder, Graph, Operation, Role
-from umbel.models.builder import CacheRope
-from umbel.models.hparams import Rope
+
+if TYPE_CHECKING:
+    from umbel.models.builder import CacheRope
+    from umbel.models.hparams import Rope
 
 
 def shift_graph(ropes: Sequence[CacheRope], ops: Mapping[str, Operation], n: int) -> Graph:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +29,8 @@ def save(path: str | os.PathLike[str], sequence: Sequence, states: States, model
     header = {
         "format": FORMAT,
         "model": model,
-        "states": {name: str(t.dtype) for name, t in states.tensors.items()},
+        "states": _kinds(states),
+        "shifts": sequence.shifts,
     }
     arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     arrays["tokens"] = np.array(sequence.tokens, np.int64)
@@ -61,47 +61,53 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
 def load(path: str | os.PathLike[str], cache: Cache, states: States, model: str) -> Sequence:
     """The sequence of a file, in fresh places; `OptionError` when it is another model's."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(arrays.pop("header").tobytes())
-        tokens = arrays.pop("tokens").tolist()
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            header = dict(json.loads(archive["header"].tobytes()))
+            _check(header, path, states, model)
+            numbers = archive["tokens"].astype(np.int64, casting="safe")
+            tokens = [int(n) for n in numbers.tolist()]
+            rows = {name: archive[f"state.{name}"] for name in states.tensors}
+    except UmbelError:
+        raise
     except FileNotFoundError as error:
         msg = "there is no such file"
         raise OptionError(msg, where=path) from error
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever NumPy, zipfile and json think of other bytes
         msg = "this is not a saved sequence"
-        raise ModelFormatError(msg, where=path, got=str(error)) from error
-    wanted = {name: str(t.dtype) for name, t in states.tensors.items()}
-    for what, expected, got in (
-        ("format", FORMAT, header.get("format")),
-        ("model", model, header.get("model")),
-        ("states", wanted, header.get("states")),
-    ):
-        if expected != got:
-            msg = f"the saved sequence is of another {what}"
-            raise OptionError(msg, where=path, expected=expected, got=got)
-    return _restore(tokens, arrays, cache, states)
-
-
-def _restore(
-    tokens: list[int], arrays: dict[str, np.ndarray], cache: Cache, states: States
-) -> Sequence:
+        raise ModelFormatError(msg, where=path, got=error) from error
     sequence = Sequence()
-    taken = cache.begin(sequence, len(tokens))
-    cache.commit(sequence, tokens, taken)
+    cache.commit(sequence, tokens, cache.begin(sequence, len(tokens)))
+    sequence.shifts = int(header.get("shifts", 0))
     try:
-        for name in states.tensors:
-            rows = _rows(name, sequence, states)
-            data = arrays[f"state.{name}"]
-            expected = (len(rows), states.row_bytes(name))
-            if data.shape != expected:
-                msg = f"the saved state {name!r} has another shape"
-                raise ModelFormatError(msg, expected=expected, got=data.shape)
-            states.write_rows(name, rows, data)
-    except (UmbelError, KeyError):
+        for name, data in rows.items():
+            _write(name, data, sequence, states, path)
+    except BaseException:
         cache.close(sequence)
         raise
     return sequence
+
+
+def _check(header: dict[str, Any], path: object, states: States, model: str) -> None:
+    wanted = {"format": FORMAT, "model": model, "states": _kinds(states)}
+    for what, expected in wanted.items():
+        if expected != header.get(what):
+            msg = f"the saved sequence is of another {what}"
+            raise OptionError(msg, where=path, expected=expected, got=header.get(what))
+
+
+def _write(
+    name: str, data: np.ndarray, sequence: Sequence, states: States, path: object
+) -> None:
+    rows = _rows(name, sequence, states)
+    expected = (len(rows), states.row_bytes(name))
+    if data.shape != expected or data.dtype != np.uint8:
+        msg = f"the saved state {name!r} has another shape"
+        raise ModelFormatError(msg, where=path, expected=expected, got=data.shape)
+    states.write_rows(name, rows, data)
+
+
+def _kinds(states: States) -> dict[str, str]:
+    return {name: str(t.dtype) for name, t in states.tensors.items()}
 
 
 def _rows(name: str, sequence: Sequence, states: States) -> np.ndarray:

@@ -6,7 +6,6 @@
 """
 
 from umbel.text.load import load_tokenizer
-from umbel.text.stream import StreamDecoder
-from umbel.text.tokenizer import Tokenizer
+from umbel.text.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]

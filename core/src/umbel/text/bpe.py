@@ -1,21 +1,25 @@
-"""Byte-pair encoding: GPT-2's, over bytes, and Gemma 4's, over characters with byte tokens.
+"""Byte-pair encoding: neighbouring symbols are merged, the pair of lowest rank first.
 
-Reference: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units"
-(2016); the table of stand-ins for bytes is that of GPT-2 (Radford et al., 2019).
+`BytePairs` takes the ranks from a list of merges: GPT-2's works on bytes, Gemma 4's on
+characters. `SentencePieces` ("llama") takes them from the scores of what the merges make.
+
+References: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units"
+(2016); Radford et al., GPT-2 (2019), for the stand-ins for bytes; Kudo and Richardson,
+"SentencePiece" (2018).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import attrs
+import numpy as np
 
-from umbel.text.pretokenizers import PreTokenizer, Splitter, splitter
-from umbel.text.vocab import SPACE, Vocab, index, to_bytes, to_spaces
+from umbel.text.pretokenizers import PreTokenizer
+from umbel.text.vocab import SPACE, Vocab, to_bytes, to_spaces
 
 _SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [b for b in range(256) if b not in _SHOWN]
@@ -28,9 +32,9 @@ def merge(symbols: list[str], rank: Callable[[str, str], int | None]) -> list[st
     """Join neighbours until no pair has a rank: the lowest first, of equal ones the leftmost.
 
     Takes n log n steps: a heap holds the pairs, and a linked list the symbols that still live.
+    The list that is given gets used up.
     """
     n = len(symbols)
-    symbols = [*symbols]
     after, before = list(range(1, n + 1)), list(range(-1, n - 1))
     ranks = [*(rank(a, b) for a, b in pairwise(symbols)), None]
     heap = [r * n + i for i, r in enumerate(ranks) if r is not None]
@@ -59,24 +63,22 @@ class BytePairs:
 
     vocab: Vocab
     pre: PreTokenizer
-    merges: list[str]  # "left right", the first one first
+    ranks: dict[str, int]  # of "left right"
     space_prefix: bool = False
 
-    def split(self, text: str) -> Iterable[str]:
-        return self._cut(text.replace(" ", SPACE) if self.pre.raw else text)
+    def split(self, text: str) -> list[str]:
+        return self.pre.split(text.replace(" ", SPACE) if self.pre.raw else text)
 
     def encode(self, piece: str) -> tuple[int, ...]:
-        raw, plain, ranks = self.pre.raw, self.vocab.plain, self._ranks
+        raw, plain, ranks = self.pre.raw, self.vocab.plain, self.ranks
         word = piece if raw else "".join(BYTE_TO_CHAR[b] for b in to_bytes(piece))
         whole = self.pre.whole_words or (raw and not piece.strip("\n"))
         if whole and word in plain:
             return (plain[word],)
-        out = []
+        out: list[int] = []
         for symbol in merge(list(word), lambda a, b: ranks.get(f"{a} {b}")):
-            if symbol in plain:
-                out.append(plain[symbol])
-            else:
-                out += self.vocab.spell(symbol) if raw else map(self._byte, symbol)
+            for part in [symbol] if symbol in plain else symbol:
+                out += [plain[part]] if part in plain else self.vocab.spell(self.text_of(part))
         return tuple(out)
 
     def text_of(self, token: str) -> bytes:
@@ -84,17 +86,38 @@ class BytePairs:
             return to_spaces(token)
         return b"".join(CHAR_TO_BYTE.get(char) or to_bytes(char) for char in token)
 
-    @cached_property
-    def _ranks(self) -> dict[str, int]:
-        return index(self.merges)
+
+@attrs.frozen(eq=False)
+class SentencePieces:
+    """Text to ids by the scores of the tokens; what no token covers is spelt in byte tokens.
+
+    A space is U+2581; one is put before a text, and before what follows a special token, where
+    the model says so.
+    """
+
+    vocab: Vocab
+    scores: list[float]
+    space_prefix: bool
+    text_of = staticmethod(to_spaces)
+
+    def split(self, text: str) -> list[str]:
+        prefix = SPACE if self.space_prefix else ""
+        return self.vocab.words(prefix + text.replace(" ", SPACE))
+
+    def encode(self, piece: str) -> tuple[int, ...]:
+        plain, ranks = self.vocab.plain, self._ranks
+
+        def rank(left: str, right: str) -> int | None:
+            i = plain.get(left + right)
+            return None if i is None else ranks[i]
+
+        out: list[int] = []
+        for symbol in merge(list(piece), rank):
+            out += [plain[symbol]] if symbol in plain else self.vocab.spell(to_bytes(symbol))
+        return tuple(out)
 
     @cached_property
-    def _cut(self) -> Splitter:
-        if not self.pre.raw or re.search(f"[^{SPACE}\n] {SPACE}", "\n".join(self.merges)):
-            return splitter(self.pre.patterns)
-        # No merge goes on past a word into the next space: a line may be cut there.
-        return splitter((*self.pre.patterns, f"{SPACE}+[^{SPACE}]*"))
-
-    def _byte(self, char: str) -> int:
-        found = self.vocab.plain.get(char)
-        return self.vocab.unknown(CHAR_TO_BYTE[char]) if found is None else found
+    def _ranks(self) -> list[int]:
+        """For each id its place by score: tokens of equal score share one."""
+        ranks: list[int] = np.unique(np.negative(self.scores), return_inverse=True)[1].tolist()
+        return ranks

@@ -1,27 +1,31 @@
 """Keeps what users write from becoming control tokens when a chat template is rendered.
 
 A template gives one text, in which its own control tokens must be parsed and those that stand
-in the messages must not. Before rendering, each control text in the messages is marked with a
-noncharacter; after it, the marked places become plain parts.
+in what it was given must not. Before rendering, each control text in the given strings is
+marked with a noncharacter, letter by letter; after it, the marked places become plain parts.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from umbel.text.tokenizer import Matcher, Tokenizer
+from umbel.errors import TemplateError
+from umbel.text.tokenizer import MARK, Matcher, Tokenizer
 
-T = TypeVar("T")
-MARK = "\ufdd0"  # a Unicode noncharacter: never part of a text
+WORDS = ("role", "type")  # templates compare these
 
 
-def guarded(value: T, control: Matcher) -> T:
-    """The value with the control texts in all its strings marked; roles and types stay."""
+def guarded(value: Any, control: Matcher) -> Any:
+    """The value with the control texts in all its strings marked."""
     longest_first = sorted(control.ids, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-    return _guard(value, pattern)  # type: ignore[no-any-return]
+    try:
+        return _guard(value, pattern)
+    except RecursionError as error:
+        msg = "what the chat template is given is nested too deeply"
+        raise TemplateError(msg, where="messages, tools or options") from error
 
 
 def _guard(value: Any, control: re.Pattern[str]) -> Any:
@@ -29,14 +33,17 @@ def _guard(value: Any, control: re.Pattern[str]) -> Any:
         plain = value.replace(MARK, "")
         return control.sub(lambda found: "".join(c + MARK for c in found[0]), plain)
     if isinstance(value, Mapping):
-        return {k: v if k in ("role", "type") else _guard(v, control) for k, v in value.items()}
+        return {_guard(k, control): _item(k, v, control) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_guard(v, control) for v in value]
     return value
 
 
+def _item(key: object, value: Any, control: re.Pattern[str]) -> Any:
+    is_word = key in WORDS and isinstance(value, str) and value.isidentifier()
+    return value if is_word else _guard(value, control)
+
+
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a rendered template: what is marked as plain text, the rest with tokens."""
-    pieces = re.split(f"((?:.{MARK})+)", text, flags=re.DOTALL)
-    parts = [(piece.replace(MARK, ""), i % 2 == 0) for i, piece in enumerate(pieces)]
-    return tokenizer.encode_parts(parts, eos=False)
+    """The ids of a rendered template, whose control texts are tokens where not marked."""
+    return tokenizer.encode(text, special=True, eos=False)

@@ -13,23 +13,21 @@ Three rules hold for all of them:
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
-from itertools import groupby
-from operator import itemgetter
 from typing import Protocol
 
 import attrs
 import numpy as np
 
 from umbel.errors import TokenizerError
-from umbel.text.stream import StreamDecoder
 from umbel.text.vocab import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocab, to_bytes
 
-Text = str | bytes
 CACHED_PIECES = 1 << 15
 CACHED_LENGTH = 64  # longer pieces hardly come again
+MARK = "\ufdd0"  # a Unicode noncharacter: never part of a text
 
 
 class Coder(Protocol):
@@ -37,9 +35,9 @@ class Coder(Protocol):
 
     @property
     def space_prefix(self) -> bool:
-        """Whether `encode` puts a space before a text: decoding takes it away again."""
+        """Whether `split` puts a space before a text: decoding takes it away again."""
 
-    def split(self, text: str) -> Iterable[str]:
+    def split(self, text: str, /) -> list[str]:
         """The pieces to encode, of a text that starts here or after a special token."""
 
     def encode(self, piece: str, /) -> tuple[int, ...]: ...
@@ -51,7 +49,8 @@ class Coder(Protocol):
 class Matcher:
     """Finds given texts in a text: the leftmost, and of several there the longest.
 
-    The ids in `greedy` swallow the blanks that follow them.
+    None begins with a character that has a MARK after it. The ids in `greedy` swallow the
+    blanks that follow them.
     """
 
     ids: Mapping[str, int]
@@ -63,29 +62,24 @@ class Matcher:
         done = 0
         for first in self._firsts.finditer(text):
             i = first.start()
-            found = self._longest(text, i) if i >= done else ""
-            if not found:
-                continue
-            out += [text[done:i], self.ids[found]] if done < i else [self.ids[found]]
-            done = i + len(found)
-            if self.ids[found] in self.greedy:
-                done = len(text) - len(text[done:].lstrip())
-        return [*out, text[done:]] if done < len(text) else out
-
-    def _longest(self, text: str, i: int) -> str:
-        at_i = (text[i : i + n] for n in self._lengths[text[i]])
-        return next((found for found in at_i if found in self.ids), "")
+            from_i = (text[i : i + n] for n in self._lengths if i >= done)
+            found = next((piece for piece in from_i if piece in self.ids), None)
+            if found is not None:
+                out += [text[done:i], self.ids[found]]
+                done = i + len(found)
+                if self.ids[found] in self.greedy:
+                    done = len(text) - len(text[done:].lstrip())
+        return [piece for piece in (*out, text[done:]) if piece != ""]
 
     @cached_property
-    def _lengths(self) -> dict[str, list[int]]:
-        """For each first character the lengths of the texts, the longest first."""
-        pairs = sorted({(text[0], len(text)) for text in self.ids}, reverse=True)
-        return {char: [n for _, n in group] for char, group in groupby(pairs, itemgetter(0))}
+    def _lengths(self) -> list[int]:
+        return sorted(set(map(len, self.ids)), reverse=True)
 
     @cached_property
     def _firsts(self) -> re.Pattern[str]:
+        firsts = {re.escape(text[0]) for text in self.ids}
         # Without texts: a pattern that matches nowhere.
-        return re.compile("|".join(map(re.escape, self._lengths)) or r"(?!)")
+        return re.compile(f"(?:{'|'.join(firsts) or '(?!)'})(?!{MARK})")
 
 
 @attrs.frozen(eq=False)
@@ -94,13 +88,8 @@ class Tokenizer:
 
     vocab: Vocab
     coder: Coder
-    model: str  # "bpe", "spm", "wordpiece" or "unigram"
-    pre: str
     bos_id: int | None
     eos_id: int | None
-    unk_id: int | None
-    pad_id: int | None
-    sep_id: int | None
     eog_ids: frozenset[int]  # end a generation: a text's or a turn's end, by role or by name
     add_bos: bool
     add_eos: bool
@@ -113,7 +102,7 @@ class Tokenizer:
 
     def encode(
         self,
-        text: Text,
+        text: str | bytes,
         *,
         special: bool = False,
         bos: bool | None = None,
@@ -121,29 +110,17 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of a text; with `special`, the texts of control tokens become those tokens.
 
-        `bos` and `eos` say whether these stand around the text; None: as the model wants it.
+        Not where a MARK stands in such a text; all marks are taken out. `bos` and `eos` say
+        whether these stand around the text; None: as the model wants it.
         """
-        return self.encode_parts([(text, special)], bos=bos, eos=eos)
-
-    def encode_parts(
-        self,
-        parts: Iterable[tuple[Text, bool]],
-        *,
-        bos: bool | None = None,
-        eos: bool | None = None,
-    ) -> list[int]:
-        """The ids of one text given in parts, each with its own `special`.
-
-        So a chat template's own words can carry control tokens while those of its users cannot;
-        between the parts nothing is added and ordinary tokens may cross.
-        """
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogateescape")
         ids: list[int] = []
-        encode = self._encode_piece
-        for fragment in self._fragments(parts):
-            if isinstance(fragment, int):
-                ids.append(fragment)
+        for piece in self.control.split(text) if special else [text]:
+            if isinstance(piece, int):
+                ids.append(piece)
             else:
-                ids += [i for piece in self.coder.split(fragment) for i in encode(piece)]
+                ids += self._encode_text(piece.replace(MARK, "") if special else piece)
         first = self._wanted("BOS", self.bos_id, self.add_bos if bos is None else bos)
         last = self._wanted("EOS", self.eos_id, self.add_eos if eos is None else eos)
         ids = ids if ids[:1] == first else first + ids
@@ -189,45 +166,63 @@ class Tokenizer:
                 where = f"position {position}"
                 raise TokenizerError(msg, where=where, expected=f"0 to {n - 1}", got=repr(i))
 
-    def starts_text(self, token: int) -> bool:
-        """Whether, at this first id, `encode` has put a space before the text."""
-        return self.coder.space_prefix and self.bos_id in (None, token)
+    def _encode_text(self, text: str) -> Iterator[int]:
+        """The ids of a text without control tokens."""
+        try:
+            to_bytes(text)
+        except UnicodeEncodeError as error:
+            msg = "the text holds half of a UTF-16 pair, which is no character"
+            where, got = f"position {error.start}", repr(text[error.start])
+            raise TokenizerError(msg, where=where, expected="Unicode text", got=got) from error
+        for piece in self.defined.split(text):
+            if isinstance(piece, int):
+                yield piece
+            else:
+                for word in self.coder.split(piece):
+                    yield from self._encode_word(word)
 
     @cached_property
-    def _encode_piece(self) -> Callable[[str], tuple[int, ...]]:
+    def _encode_word(self) -> Callable[[str], tuple[int, ...]]:
         encode = self.coder.encode
         cached = lru_cache(CACHED_PIECES)(encode)  # words come again and again
-        return lambda piece: cached(piece) if len(piece) <= CACHED_LENGTH else encode(piece)
+        return lambda word: cached(word) if len(word) <= CACHED_LENGTH else encode(word)
 
     def _wanted(self, name: str, token: int | None, wanted: bool) -> list[int]:
         if wanted and token is None:
             msg = f"the model has no {name} token"
-            raise TokenizerError(msg, where=self.vocab.where or None)
+            raise TokenizerError(msg, where=self.vocab.where)
         return [token] if wanted and token is not None else []
 
-    def _fragments(self, parts: Iterable[tuple[Text, bool]]) -> list[str | int]:
-        """Ids of special tokens and the texts between them, joined over the parts."""
-        joined: list[str | int] = []
-        for part, special in parts:
-            text = _checked(part)
-            for piece in self.control.split(text) if special else [text]:
-                if joined and isinstance(piece, str) and isinstance(joined[-1], str):
-                    joined[-1] += piece
-                else:
-                    joined.append(piece)
-        out: list[str | int] = []
-        for fragment in joined:
-            out += [fragment] if isinstance(fragment, int) else self.defined.split(fragment)
-        return out
 
+class StreamDecoder:
+    """Turns ids into text as they come, in whole characters.
 
-def _checked(text: Text) -> str:
-    if isinstance(text, bytes):
-        return text.decode("utf-8", "surrogateescape")
-    try:
-        to_bytes(text)
-    except UnicodeEncodeError as error:
-        msg = "the text holds half of a UTF-16 pair, which is no character"
-        where, got = f"position {error.start}", repr(text[error.start])
-        raise TokenizerError(msg, where=where, expected="Unicode text", got=got) from error
-    return text
+    A character whose bytes are spread over several tokens is held back until it is whole. What
+    `push` and `flush` gave, joined, is what `Tokenizer.decode` makes of all the ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._started = False
+        self._drop_space = tokenizer.coder.space_prefix and tokenizer.bos_id is None
+
+    def push(self, token: int) -> str:
+        """The characters that this token completes, perhaps none."""
+        return self._utf8.decode(self.push_bytes(token))
+
+    def flush(self) -> str:
+        """What is left at the end: "", or U+FFFD for a character that stayed incomplete."""
+        return self._utf8.decode(b"", final=True)
+
+    def push_bytes(self, token: int) -> bytes:
+        """The bytes of this token where it stands (and none of them kept for `flush`)."""
+        data = self._tokenizer.token_bytes(token, special=self._special)
+        if not self._started and token == self._tokenizer.bos_id:
+            self._drop_space = self._tokenizer.coder.space_prefix
+        elif data and self._drop_space:
+            data = data.removeprefix(b" ")
+            self._drop_space = False
+        self._started = True
+        return data

@@ -7,7 +7,6 @@ starts a word has U+2581 before it, and one that goes on has no "##".
 from __future__ import annotations
 
 import unicodedata
-from functools import cached_property
 
 import attrs
 import regex
@@ -45,20 +44,12 @@ class WordPieces:
         return words
 
     def encode(self, word: str) -> tuple[int, ...]:
-        unknown = (self.vocab.unknown(to_bytes(word)),)
-        if len(word) > LONGEST_WORD:
-            return unknown
-        rest, out = SPACE + word, []
-        while rest:
-            for n in range(min(len(rest), self._longest), 0, -1):
-                if rest[:n] in self.vocab.plain:
-                    break
-            else:
-                return unknown
-            out.append(self.vocab.plain[rest[:n]])
+        plain, out = self.vocab.plain, []
+        rest = SPACE + word
+        while rest and len(word) <= LONGEST_WORD:
+            n = next((n for n in range(len(rest), 0, -1) if rest[:n] in plain), 0)
+            if n == 0:
+                break
+            out.append(plain[rest[:n]])
             rest = rest[n:]
-        return tuple(out)
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self.vocab.plain), default=0)
+        return tuple(self.vocab.spell(to_bytes(word)) if rest else out)

@@ -1,0 +1,125 @@
+"""The command `umbel`: one file for each of its commands, each with `add` and `run`.
+
+Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own;
+130 after Ctrl-C, and 141 when nobody reads the output any more, as shells have them.
+
+`umbel BACKEND ...` is that plugin's own, and the only command for which plugins are loaded
+before it runs: the hook `commands(cli)` adds a parser with the backend's name, whose default
+`run` is a function of the parsed arguments that gives the exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from umbel import __version__
+from umbel.cli import bench, chat, devices, inspect, plan, plugins, run, tokenize
+from umbel.cli.common import Commands, Parser, log, say
+from umbel.errors import UmbelError
+
+
+class Notes(logging.Handler):
+    """What the engine has to say goes to stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"umbel: note: {record.getMessage()}")
+
+
+NOTES = Notes(logging.WARNING)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    log.addHandler(NOTES)
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if hasattr(stream, "reconfigure"):  # no text is a reason to fail
+            stream.reconfigure(errors=errors)
+    try:
+        code = _exit_code(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk or a closed pipe may show only here
+    except BaseException as error:
+        if "--debug" in words:
+            traceback.print_exception(error)
+        code = _report(error)
+    return code
+
+
+def parser() -> tuple[Parser, Commands]:
+    """The parser of all that is built in, and its sub-parsers."""
+    made = Parser(
+        prog="umbel",
+        description="Runs language models in GGUF files on whatever hardware is here.",
+        epilog="`umbel plugins` lists the backends, and `umbel BACKEND --help` their commands.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=f"umbel {__version__}")
+    commands = made.add_subparsers(metavar="COMMAND", title="commands")
+    made.set_defaults(run=lambda _: made.error("COMMAND is missing"))
+    for module in (run, chat, bench, inspect, tokenize, devices, plugins, plan):
+        module.add(commands)
+    return made, commands
+
+
+def _exit_code(words: list[str]) -> int:
+    made, commands = parser()
+    first = words[0] if words else "--help"
+    try:
+        if first in commands.choices:
+            # Options may stand between MODEL and TEXT, which plain `parse_args` cannot read.
+            args = commands.choices[first].parse_intermixed_args(words[1:])
+        else:
+            if not first.startswith("-"):
+                _add_backend(first, commands)
+            args = made.parse_args(words or ["--help"])
+        return int(args.run(args) or 0)
+    except SystemExit as end:  # help, the version, or an error that argparse has told
+        return end.code if isinstance(end.code, int) else 0
+
+
+def _add_backend(name: str, commands: Commands) -> None:
+    """The commands that the backend of this name brings, if there is one."""
+    from umbel import plugins
+
+    found = plugins.get()
+    found.load()
+    if name in found.backends:
+        found.backends[name].commands(commands)
+    for fault in found.faults:
+        if fault.name == name and name not in commands.choices:
+            raise fault.error()
+
+
+def _report(error: BaseException) -> int:
+    """Says what went wrong, in one form for everything; the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, OSError):
+        _drop_output()
+        if isinstance(error, BrokenPipeError):
+            return 141
+        error = UmbelError(error.strerror or str(error), where=error.filename)
+    elif isinstance(error, MemoryError):
+        error = UmbelError("there is not enough memory", do="lower --ctx, or take --kv q8_0")
+    if not isinstance(error, UmbelError):
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        say(f"umbel: internal error: {text}\n  do: run it again with --debug, and report that")
+        return 1
+    # A setting of the engine has the name of its option: `top_p` is --top-p.
+    option = f"--{error.where}".replace("_", "-")
+    if any(option in sub.flags() for sub in parser()[1].choices.values()):
+        error.where = option
+    say(f"umbel: error: {error}")
+    return 2
+
+
+def _drop_output() -> None:
+    """What is still buffered cannot be written; Python would try, and complain, at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

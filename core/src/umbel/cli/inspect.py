@@ -1,0 +1,47 @@
+"""`umbel inspect MODEL`: what stands in a GGUF file, also in one that cannot be run here."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any
+
+from umbel.cli import common
+
+HELP = """Shows the metadata of a GGUF file, and with --tensors every tensor. Long values are
+cut short; --json writes all of them in full."""
+LONG = 100  # characters of a value
+
+
+def add(commands: common.Commands) -> None:
+    parser = common.command(commands, "inspect", run, HELP)
+    parser.add_argument("model", metavar="MODEL", help=common.MODEL)
+    parser.add_argument("--tensors", action="store_true", help="list the tensors")
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from umbel import gguf
+
+    with gguf.open(common.find(args)) as file:
+        tensors = file.tensors.values() if args.tensors else ()
+        types = Counter(t.dtype.name for t in file.tensors.values())
+        facts: dict[str, Any] = {"file": str(file.path), "size": file.size}
+        facts |= {"version": file.version, "alignment": file.alignment, "types": dict(types)}
+        facts["tensor_bytes"], facts["parameters"] = common.sizes(file)
+        if args.json:
+            rows = [{"name": t.name, "type": t.dtype.name, "shape": t.shape} for t in tensors]
+            common.show_json({**facts, "metadata": dict(file.metadata), "tensors": rows})
+            return 0
+        facts |= file.metadata
+        common.show_table((key, _short(value)) for key, value in facts.items())
+        common.show_table((t.dtype, t.nbytes, t.shape, _short(t.name)) for t in tensors)
+    return 0
+
+
+def _short(value: object) -> str:
+    """A value on one line; `repr` escapes what a terminal would take for a command."""
+    if isinstance(value, list) and len(value) > 6:
+        return f"{_short(value[:6])[:-1]}, ...] ({len(value)} values)"
+    text = repr(value)
+    return text if len(text) <= LONG else f"{text[:LONG]} ... ({len(text)} characters)"

@@ -1,0 +1,90 @@
+"""`umbel plan MODEL`: what runs where, and why not elsewhere.
+
+Two plans are shown: that of writing (one token) and that of reading a prompt. With `--nodes`
+every node is listed: index, device, operation, name, shape, dtype and reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from umbel.cli import common
+
+if TYPE_CHECKING:
+    from umbel.graph import Tensor
+    from umbel.model import Model
+    from umbel.models import StepShape
+    from umbel.plan import Plan
+
+HELP = """Shows which device computes what, why others refused, and the memory it takes."""
+USUAL = "runs there"  # the reason that needs no telling
+
+
+def add(commands: common.Commands) -> None:
+    parser = common.command(commands, "plan", run, HELP)
+    parser.add_argument("model", metavar="MODEL", help=common.MODEL)
+    parser.add_argument("--nodes", action="store_true", help="list every node")
+    text = "tokens of the prompt (one prefill step)"
+    parser.add_argument("--tokens", type=common.whole(1), metavar="N", help=text)
+    common.add_load(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with common.load(args) as model:
+        for shape in _shapes(model, args.tokens):
+            plan = model.runner.plan(shape)
+            n, splits = len(plan.placement.nodes), len(plan.splits)
+            print(f"{shape.tokens} of {shape.kv_length} tokens: {n} nodes in {splits} splits")
+            _show(plan, args.nodes)
+        _show_memory(model)
+    return 0
+
+
+def _shapes(model: Model, tokens: int | None) -> list[StepShape]:
+    """The steps whose plans are shown."""
+    from umbel.models import StepShape
+
+    runner = model.runner
+    n = min(tokens or model.ctx, model.ctx, runner.settings.ubatch)
+    if runner.definition.architecture.pooled:
+        return [StepShape(n, 1, n, n)]
+    return [runner.padded(StepShape(tokens, 1, model.ctx, 1)) for tokens in (1, n)]
+
+
+def _show(plan: Plan, every: bool) -> None:
+    placed = [
+        (common.device_name(p.target), _operation(p.node), p) for p in plan.placement.nodes
+    ]
+    rows = []
+    for device in dict.fromkeys(name for name, *_ in placed):
+        counts = Counter(operation for name, operation, _ in placed if name == device)
+        text = ", ".join(f"{n} {operation}" for operation, n in counts.most_common())
+        rows.append((f"  {device}", sum(counts.values()), text))
+    common.show_table(rows)
+    # The same node of every layer has the same reason.
+    told = [(d, re.sub(r"\d+", "N", p.origin), p.reason) for d, _, p in placed]
+    why = Counter(row for row in told if row[-1] != USUAL)
+    common.show_table((f"  {d}", f"{n} {origin}", r) for (d, origin, r), n in why.items())
+    if every:
+        common.show_table(
+            (f"  {i}", operation, p.node.label, p.node.shape, p.node.dtype, device, p.reason)
+            for i, (device, operation, p) in enumerate(placed)
+        )
+
+
+def _operation(node: Tensor) -> str:
+    return node.op.name if node.op else node.label
+
+
+def _show_memory(model: Model) -> None:
+    runner, homes = model.runner, model.runner.states.homes
+    rows: list[tuple[str, ...]] = [("device", "weights", "state", "compute")]
+    for target in runner.targets:
+        states = (t for name, t in runner.states.tensors.items() if homes[name] is target)
+        weights, compute = runner.weights.nbytes(target), runner.arenas.nbytes(target)
+        sizes = map(common.mib, (weights, sum(t.nbytes for t in states), compute))
+        rows.append((common.device_name(target), *sizes))
+    common.show_table(rows)

@@ -1,0 +1,45 @@
+"""`umbel run MODEL TEXT`: completes a text, or answers it as a chat."""
+
+from __future__ import annotations
+
+import argparse
+
+from umbel.cli import common
+from umbel.errors import OptionError
+
+HELP = """Completes a text. With --chat, --demo, --system or --chat-template the text is a
+message instead, and the model answers it. Without TEXT, or where it is "-", stdin is read."""
+
+
+def add(commands: common.Commands) -> None:
+    parser = common.command(commands, "run", run, HELP)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=common.MODEL)
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="what to complete or answer")
+    parser.add_argument("--chat", action="store_true", help="answer, do not complete")
+    parser.add_argument("--special", action="store_true", help="control tokens in TEXT count")
+    text = "first tokens that stay when a full context drops old ones (it ends instead)"
+    parser.add_argument("--keep", type=common.whole(0), metavar="N", help=text)
+    common.add_answer(parser)
+    common.add_load(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.demo and args.text is None:
+        args.model, args.text = None, args.model
+    common.find(args)
+    settings = common.answer_settings(args) | {"keep": args.keep}
+    messages = [] if args.system is None else [{"role": "system", "content": args.system}]
+    chat = args.chat or args.demo or args.chat_template is not None or bool(messages)
+    if chat and args.special:
+        msg = "control tokens in messages are always plain text"
+        raise OptionError(msg, where="--special", do="leave it out, or write the whole prompt")
+    text = common.prompt(args.text)
+    with common.load(args) as model:
+        if chat:
+            messages.append({"role": "user", "content": text})
+            answer = model.chat(messages, template=args.chat_template, **settings)
+        else:
+            answer = model.generate(text, special=args.special, **settings)
+        whole = common.stream(answer)
+        common.say(common.figures(model, args, answer))
+    return 0 if whole else 130

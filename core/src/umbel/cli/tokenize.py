@@ -1,0 +1,36 @@
+"""`umbel tokenize MODEL TEXT`: the tokens of a text, with the file's own vocabulary."""
+
+from __future__ import annotations
+
+import argparse
+
+from umbel.cli import common
+
+HELP = """Shows the tokens of a text, one a line: id and piece. Without a text, or with "-",
+stdin is read."""
+
+
+def add(commands: common.Commands) -> None:
+    parser = common.command(commands, "tokenize", run, HELP)
+    parser.add_argument("model", metavar="MODEL", help=common.MODEL)
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="the text")
+    parser.add_argument("--ids", action="store_true", help="only the ids: [1, 2, 3]")
+    parser.add_argument("--special", action="store_true", help="control tokens in TEXT count")
+
+
+def run(args: argparse.Namespace) -> int:
+    from umbel import gguf
+    from umbel.text import load_tokenizer
+
+    with gguf.open(common.find(args)) as file:
+        tokenizer = load_tokenizer(file.metadata, where=str(file.path))
+    ids = tokenizer.encode(common.prompt(args.text), special=args.special)
+    if args.ids:
+        print(ids)
+    for token in ids if not args.ids else ():
+        piece = tokenizer.token_bytes(token, special=True)
+        try:
+            print(f"{token:6}  {piece.decode()!r}")
+        except UnicodeDecodeError:  # a part of a character
+            print(f"{token:6}  {piece!r}")
+    return 0

@@ -1,0 +1,56 @@
+"""Devices that take steps of a few sizes only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from umbel.errors import DeviceError
+
+SIZES = [(1, 4, 16), (3, 8)]
+
+
+@pytest.mark.parametrize("buckets", SIZES)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "lfm2"])
+def test_padding_changes_no_logits(add_backend, load, oracle, name, buckets):
+    """In a batch and token by token; a recurrent state never sees padding."""
+    add_backend("sized", token_buckets=buckets, length_buckets=(100, 200))
+    data, model = oracle(name), load(name, device="sized")
+    bound = 2e-4 if "mamba" in name else 1e-4
+    assert np.abs(model.logits(data["ids"]) - data["ref"]).max() <= bound
+    with model.open() as session:
+        rows = [session.feed(data["ids"][:7]), *(session.feed([i]) for i in data["ids"][7:12])]
+    assert np.abs(rows - data["ref"][6:12]).max() <= bound
+    tokens = {key.tokens * key.sequences for key in model.runner._plans}
+    lengths = {key.kv_length for key in model.runner._plans}
+    assert tokens <= set(buckets)
+    assert lengths <= {100, 200}
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_more_sequences_than_the_largest_bucket(add_backend, load, name):
+    """They are decoded in several steps; the texts are the same."""
+    add_backend("sized", token_buckets=(1, 2))
+    settings = {"max_tokens": 9, "temperature": 0}
+    prompts = [[1, 50 + i] for i in range(5)]
+    plain = [load(name).generate(p, **settings).read() for p in prompts]
+    model = load(name, device="sized", parallel=5)
+    together = [model.generate(p, **settings) for p in prompts]
+    assert plain == [g.read() for g in together]
+
+
+def test_an_encoder_is_padded(add_backend, load, oracle):
+    """Padding tokens are seen by nobody."""
+    add_backend("sized", token_buckets=(8, 32, 128))
+    data, model = oracle("bert"), load("bert", device="sized")
+    assert np.abs(model.hidden(data["ids"]) - data["ref"]).max() <= 1e-4
+    assert (3, data["ref"].shape[1]) == model.hidden(data["ids"][:3]).shape
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_context_that_is_longer_than_the_device_can(add_backend, load, name):
+    """Refused at load, with both numbers."""
+    add_backend("sized", token_buckets=(64,), length_buckets=(100,))
+    with pytest.raises(DeviceError) as caught:
+        load(name, device="sized", ctx=120)
+    assert "lower ctx" == caught.value.do
+    assert str(caught.value.got) in ("120", "183")

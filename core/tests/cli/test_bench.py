@@ -1,0 +1,87 @@
+"""`umbel bench`: the rows, not the speeds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+KEYS = {
+    "model": str,
+    "size": int,
+    "params": int,
+    "device": str,
+    "threads": int,
+    "test": str,
+    "tps": float,
+    "stddev": float,
+    "sequences": int,
+    "runs": int,
+}
+
+
+@pytest.fixture
+def bench(umbel, story):
+    return lambda *words: umbel("bench", story, "-p", "8", "-n", "4", "-r", "2", *words)
+
+
+def test_table(bench):
+    """A head, and a line for reading and for writing."""
+    done = bench()
+
+    head, pp, tg = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert head.split()[:7] == ["model", "size", "params", "device", "threads", "test", "t/s"]
+    assert pp.split()[:6] == ["stories260K", "1.0", "MiB", "0.26", "M", "host:0"]
+    assert "pp8" in pp
+    assert "tg4" in tg
+    assert " ± " in pp
+
+
+def test_json(bench):
+    """A list with a mapping for each test, with these keys and types."""
+    pp, tg = json.loads(bench("--json").out)
+
+    for row in (pp, tg):
+        assert {key: type(row[key]) for key in KEYS} == KEYS
+        assert (row["device"], row["runs"], row["params"]) == ("host:0", 2, 260032)
+        assert row["tps"] > 0
+        assert row["stddev"] >= 0
+    assert (pp["test"], tg["test"]) == ("pp8", "tg4")
+    assert pp["first_token_ms"] >= 1000 * 8 / (pp["tps"] + 4 * pp["stddev"]) * 0.5
+
+
+def test_numbers_of_sequences(bench):
+    """-b measures sequences together: reading, writing, both."""
+    rows = json.loads(bench("--json", "-b", "1,3").out)[2:]
+
+    assert [(r["test"], r["sequences"]) for r in rows] == [("pp8+tg4 x1", 1), ("pp8+tg4 x3", 3)]
+    for row in rows:
+        assert min(row["s_pp"], row["s_tg"]) <= row["tps"] <= max(row["s_pp"], row["s_tg"])
+    assert "S_PP t/s" in bench("-b", "1").out
+
+
+def test_devices_and_threads(bench, toy):
+    """Every device with every number of threads, one after the other."""
+    rows = json.loads(bench("--json", "--device", "host,toy", "-t", "1,2", "-n", "0").out)
+
+    assert [row["device"] for row in rows] == ["host:0", "host:0", "toy:0", "toy:0"]
+    assert [row["threads"] for row in rows] == [1, 2, 1, 2]
+    assert {"pp8"} == {row["test"] for row in rows}
+
+
+def test_one_run_has_no_deviation(umbel, story):
+    """-r 1 gives a mean, and a deviation of zero."""
+    done = umbel("bench", story, "-p", "0", "-n", "2", "-r", "1", "--json")
+
+    (row,) = json.loads(done.out)
+    assert (row["test"], row["stddev"], row["runs"]) == ("tg2", 0.0, 1)
+
+
+def test_recurrent_model(umbel, oracles):
+    """A model whose state cannot be rewound is measured as well."""
+    path = str(oracles / "mamba.gguf")
+
+    done = umbel("bench", path, "-p", "5", "-n", "3", "-r", "2", "-b", "2", "--json")
+
+    assert [row["test"] for row in json.loads(done.out)] == ["pp5", "tg3", "pp5+tg3 x2"]

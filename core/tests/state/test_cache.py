@@ -1,0 +1,209 @@
+"""Sequences against a model of plain lists."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from umbel.errors import ContextFullError
+from umbel.state import Cache, Pool, Sequence
+from umbel.state.cache import SNAPSHOTS, ZERO_SLOT
+
+CELLS, SLOTS = 40, 14
+_tokens = itertools.count(1)
+
+
+class Plain:
+    """What a sequence is: its history, and at which lengths its state was remembered."""
+
+    def __init__(self, history=(), snapshots=()):
+        self.history, self.snapshots = list(history), list(snapshots)
+
+
+class Machine(RuleBasedStateMachine):
+    """Every cell holds a token, every slot a history; a step writes both as a model would."""
+
+    kv, recurrent = True, True
+    live = Bundle("live")
+
+    def __init__(self):
+        super().__init__()
+        cells = Pool(CELLS, 1, "cells") if self.kv else None
+        slots = Pool(SLOTS, 2, "slots") if self.recurrent else None
+        self.cache = Cache(cells, slots)
+        self.in_cell, self.in_slot = {}, {ZERO_SLOT: ()}
+        self.pairs = []
+        self.marks = {}
+
+    def _step(self, pair, n):
+        """The places of a step, written; None when there are none."""
+        sequence, plain = pair
+        cells, slots = self.cache.cells, self.cache.slots
+        fits = (cells is None or cells.free >= n) and (slots is None or slots.free)
+        before = self._counts()
+        if not fits:
+            with pytest.raises(ContextFullError):
+                self.cache.begin(sequence, n)
+            assert before == self._counts()
+            return None
+        taken = self.cache.begin(sequence, n)
+        tokens = [next(_tokens) for _ in range(n)]
+        self.in_cell.update(zip(taken.cells.tolist(), tokens, strict=self.kv))
+        if self.recurrent:
+            assert taken.slot > ZERO_SLOT
+            assert taken.slot != sequence.slot
+            self.in_slot[taken.slot] = (*plain.history, *tokens)
+        return taken, tokens
+
+    def _counts(self):
+        pools = (self.cache.cells, self.cache.slots)
+        return [p.references.tolist() for p in pools if p is not None]
+
+    @rule(target=live)
+    def open(self):
+        pair = (Sequence(), Plain())
+        self.pairs.append(pair)
+        return pair
+
+    @rule(pair=live, n=st.integers(1, 6))
+    def succeed(self, pair, n):
+        step = self._step(pair, n)
+        if step:
+            self.cache.commit(pair[0], step[1], step[0])
+            pair[1].history += step[1]
+
+    @rule(pair=live, n=st.integers(1, 6))
+    def fail(self, pair, n):
+        before = self._counts()
+        step = self._step(pair, n)
+        if step:
+            self.cache.abort(step[0])
+        assert before == self._counts()
+
+    @rule(target=live, pair=live)
+    def fork(self, pair):
+        made = (self.cache.fork(pair[0]), Plain(pair[1].history, pair[1].snapshots))
+        self.pairs.append(made)
+        return made
+
+    @rule(pair=consumes(live))
+    def close(self, pair):
+        if id(pair) in self.marks:
+            self.cache.release(self.marks.pop(id(pair))[0])
+        for _ in range(2):
+            self.cache.close(pair[0])
+        assert (pair[0].tokens, len(pair[0].cells), pair[0].slot) == ([], 0, ZERO_SLOT)
+        self.pairs.remove(pair)
+
+    @rule(pair=live)
+    def snapshot(self, pair):
+        self.cache.snapshot(pair[0])
+        _sequence, plain = pair
+        n = len(plain.history)
+        if self.recurrent and n and n not in plain.snapshots:
+            plain.snapshots = [*plain.snapshots, n][-SNAPSHOTS:]
+
+    @rule(pair=live, n=st.integers(-2, 30))
+    def rewind(self, pair, n):
+        if id(pair) in self.marks:
+            return
+        plain = pair[1]
+        left = max(0, min(n, len(plain.history)))
+        if self.recurrent and left < len(plain.history):
+            left = max([0, *(s for s in plain.snapshots if s <= left)])
+        plain.snapshots = [s for s in plain.snapshots if s <= left]
+        assert left == self.cache.rewind(pair[0], n)
+        del plain.history[left:]
+
+    @rule(pair=live)
+    def mark(self, pair):
+        if id(pair) not in self.marks:
+            self.marks[id(pair)] = self.cache.mark(pair[0]), len(pair[1].history)
+
+    @rule(pair=live)
+    def restore(self, pair):
+        if id(pair) in self.marks:
+            mark, n = self.marks.pop(id(pair))
+            self.cache.restore(pair[0], mark)
+            del pair[1].history[n:]
+            pair[1].snapshots = [s for s in pair[1].snapshots if s <= n]
+
+    @rule(pair=live)
+    def release(self, pair):
+        if id(pair) in self.marks:
+            self.cache.release(self.marks.pop(id(pair))[0])
+
+    @rule(pair=live, start=st.integers(0, 9), n=st.integers(1, 9))
+    def drop_span(self, pair, start, n):
+        if self.recurrent or id(pair) in self.marks:
+            return
+        self.cache.drop_span(pair[0], start, start + n)
+        del pair[1].history[start : start + n]
+
+    @invariant()
+    def same(self):
+        """Tokens, cells and slots hold what the plain model says; nothing leaks."""
+        cells, slots = [0] * CELLS, [0] * SLOTS
+        cells[0], slots[0], slots[1] = 1, 1, 1
+        for sequence, plain in self.pairs:
+            assert plain.history == sequence.tokens
+            assert len(plain.history) == len(sequence)
+            if self.kv:
+                assert plain.history == [self.in_cell[c] for c in sequence.cells.tolist()]
+                for cell in sequence.cells.tolist():
+                    cells[cell] += 1
+            if self.recurrent:
+                assert tuple(plain.history) == self.in_slot[sequence.slot]
+                kept = {n: self.in_slot[slot] for n, slot in sequence.snapshots}
+                assert {n: tuple(plain.history[:n]) for n in plain.snapshots} == kept
+                for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
+                    slots[slot] += slot > ZERO_SLOT
+            assert self.recurrent or not sequence.snapshots
+        for mark, _ in self.marks.values():
+            slots[mark.slot] += self.recurrent and mark.slot > ZERO_SLOT
+        expected = [cells] * self.kv + [slots] * self.recurrent
+        assert expected == self._counts()
+
+
+class OnlyCells(Machine):
+    kv, recurrent = True, False
+
+
+class OnlySlots(Machine):
+    kv, recurrent = False, True
+
+
+how = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestBoth = Machine.TestCase
+TestOnlyCells = OnlyCells.TestCase
+TestOnlySlots = OnlySlots.TestCase
+TestBoth.settings = TestOnlyCells.settings = TestOnlySlots.settings = how
+
+
+def test_a_snapshot_of_what_was_undone_is_gone():
+    """A state that was remembered between a mark and its restoration is not that of what comes
+    after."""
+    cache = Cache(None, Pool(10, 2, "slots"))
+    sequence = Sequence()
+    mark = cache.mark(sequence)
+    cache.commit(sequence, [1, 2], cache.begin(sequence, 2))
+    cache.snapshot(sequence)
+    cache.restore(sequence, mark)
+    cache.commit(sequence, [7, 8, 9], cache.begin(sequence, 3))
+    assert cache.rewind(sequence, 2) == 0
+    assert cache.slots.free == 8
+
+
+def test_snapshots_are_few():
+    """The oldest go, so that slots do not run out."""
+    cache = Cache(None, Pool(20, 2, "slots"))
+    sequence = Sequence()
+    for i in range(10):
+        cache.commit(sequence, [i], cache.begin(sequence, 1))
+        cache.snapshot(sequence)
+        cache.snapshot(sequence)
+    assert [n for n, _ in sequence.snapshots] == [7, 8, 9, 10]
+    assert cache.slots.free == 18 - SNAPSHOTS

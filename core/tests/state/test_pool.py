@@ -1,0 +1,72 @@
+"""Numbered places with reference counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.errors import ContextFullError
+from umbel.state import Pool
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=25))
+def test_against_a_list(first, steps):
+    """What is handed out is free, is counted, and comes back when its last user drops it."""
+    pool, users = Pool(20, first, "places"), dict.fromkeys(range(20), 0)
+    taken = []
+    for n, more in steps:
+        free = [p for p in range(first, 20) if not users[p]]
+        assert len(free) == pool.free
+        if not more and taken:
+            for place in taken.pop(n % len(taken)):
+                users[place] -= 1
+                pool.drop(np.array([place]))
+        elif n > len(free):
+            with pytest.raises(ContextFullError, match="places"):
+                pool.take(n)
+        else:
+            after = int(taken[-1][-1]) if taken and len(taken[-1]) else 0
+            places = pool.take(n, after)
+            assert set(places.tolist()) <= set(free)
+            assert sorted(set(places.tolist())) == places.tolist()
+            assert (n, np.int32) == (len(places), places.dtype)
+            if after and all(p in free for p in range(after + 1, after + 1 + n)):
+                assert places.tolist() == list(range(after + 1, after + 1 + n))
+            taken.append(places)
+            for place in places:
+                users[place] += 1
+            if n % 2:
+                pool.keep(places)
+                taken.append(places)
+                for place in places:
+                    users[place] += 1
+    for place, count in users.items():
+        assert count + (place < first) == pool.references[place]
+        assert (count > 1) == pool.shared(np.array([place]))
+
+
+def test_texts_get_room_to_grow():
+    """Two that are decoded in turns keep their places side by side."""
+    pool = Pool(100, 1, "cells")
+    one, two = [pool.take(5)], []
+    two.append(pool.take(5))
+    for _ in range(20):
+        one.append(pool.take(1, int(one[-1][-1])))
+        two.append(pool.take(1, int(two[-1][-1])))
+    for parts in (one, two):
+        places = np.concatenate(parts)
+        assert set(np.diff(places)) == {1}
+
+
+def test_full():
+    """The error tells how many there are, and what to do."""
+    pool = Pool(4, 1, "cells")
+    pool.take(2)
+    with pytest.raises(ContextFullError, match="no free cells") as caught:
+        pool.take(2)
+    assert (caught.value.expected, caught.value.got) == (2, 1)
+    assert "ctx" in caught.value.do
+    assert pool.take(0).tolist() == []
+    assert pool.free == 1
