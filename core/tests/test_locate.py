@@ -53,18 +53,8 @@ def test_existing_path_wins(here: Path, name: str) -> None:
 
 
 def test_file_named_by_its_hash(here: Path) -> None:
-    """A GGUF file is known by its first bytes where its name does not say it."""
+    """A file needs no ending: whether it is a GGUF file is found when it is read."""
     assert write(here / "sha256-1234") == find_model(str(here / "sha256-1234"))
-
-
-@pytest.mark.parametrize("content", [b"", b"GGU", b"PK\x03\x04", b"ggml"])
-def test_file_of_another_kind(here: Path, content: bytes) -> None:
-    """Another file is refused by its path."""
-    path = write(here / "model.safetensors", content)
-    with pytest.raises(OptionError, match="not a GGUF file") as caught:
-        find_model(str(path))
-
-    assert path == caught.value.where
 
 
 @pytest.mark.parametrize(
@@ -116,13 +106,16 @@ def test_typo_in_a_path(here: Path, name: str) -> None:
     assert repr(name) == caught.value.got
 
 
-@pytest.mark.parametrize("name", ["nowhere/a.gguf", "/nowhere/at/all.gguf", "no/such/folder/x"])
+@pytest.mark.parametrize(
+    "name", ["nowhere/a.gguf", "/nowhere/at/all.gguf", "no/such/folder/x", "a\0b/c"]
+)
 def test_typo_in_a_folder(here: Path, name: str) -> None:
     """Where the folder is missing, the error says so."""
     with pytest.raises(OptionError, match="no such model file") as caught:
         find_model(name)
 
-    assert f"{Path(name).parent} is not there" in str(caught.value.do)
+    assert Path(name).parent == caught.value.where
+    assert caught.value.do == "look at the folder"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +270,6 @@ def test_hub_repository_with_one_model(hub: Hub) -> None:
         ("owner/repo", "more than one", MODELS),
         ("owner/repo:Q5_K", "no model file Q5_K", MODELS),
         ("owner/repo:m", "more than one", MODELS),
-        ("owner/repo:M-Q4_0.gguf", "no such file", ", ".join(FILES[1:])),
     ],
 )
 @pytest.mark.usefixtures("hub")
@@ -292,7 +284,7 @@ def test_hub_has_no_such_file(name: str, reason: str, got: str) -> None:
 def test_hub_without_gguf(hub: Hub) -> None:
     """A repository in another format says that it holds no GGUF file."""
     hub.files = ["model.safetensors"]
-    for name in ("owner/repo", "owner/repo:Q4_0", "owner/repo:a.gguf"):
+    for name in ("owner/repo", "owner/repo:Q4_0"):
         with pytest.raises(OptionError) as caught:
             find_model(name)
 
@@ -307,6 +299,7 @@ def test_hub_without_gguf(hub: Hub) -> None:
         (LocalEntryNotFoundError("offline"), "HF_ENDPOINT"),
         (ConnectionError("refused"), "HF_ENDPOINT"),
         (ValueError("bad answer\nsecond line"), "HF_ENDPOINT"),
+        (EntryNotFoundError("m.gguf"), "look at the name"),
     ],
 )
 @pytest.mark.parametrize("name", ["owner/repo", "owner/repo:m.gguf"])

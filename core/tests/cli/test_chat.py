@@ -114,6 +114,15 @@ def test_save_and_load(chat, tmp_path, completed):
     assert sorted(os.listdir(tmp_path)) == ["my talk.json", "template.jinja"]
 
 
+def test_message_without_an_answer(chat, tmp_path):
+    """A message that was not answered is as if it had not been asked."""
+    path = tmp_path / "talk.json"
+
+    chat("Hi", f"/save {path}", words=("-n", "0"))
+
+    assert json.loads(path.read_text()) == {"messages": []}
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"messages": 3}', '{"messages": []}', '{"messages": [{"role": 1}]}'],

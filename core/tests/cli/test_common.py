@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import threading
 
@@ -34,6 +35,29 @@ def test_long_wait_is_told(monkeypatch):
         assert screen.came.wait(10)
 
     assert screen.getvalue().startswith("umbel: loading x.gguf ...")
+
+
+class Answer:
+    """An answer during which Ctrl-C is pressed, and again while it is being stopped."""
+
+    text, finish_reason = "so far", None
+
+    def __iter__(self):
+        yield self.text
+        signal.raise_signal(signal.SIGINT)
+
+    def close(self):
+        signal.raise_signal(signal.SIGINT)
+        self.finish_reason = "cancelled"
+
+
+def test_ctrl_c_twice(capsys):
+    """The second Ctrl-C does not disturb what the first one began; a third is heard again."""
+    assert common.stream(Answer()) is False
+
+    assert capsys.readouterr().out == "so far\n"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_short_wait_is_not_told(monkeypatch):

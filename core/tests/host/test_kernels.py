@@ -78,12 +78,14 @@ def test_states(run, dtype):
 class Attention:
     """Caches with some text in them, and a step of attention over it."""
 
-    def __init__(self, run, dtype, lengths, tokens, *, window=0, back=0, scattered=False):
+    def __init__(self, run, dtype, lengths, tokens, *, window=0, back=0, how=""):
         heads, kv_heads, size, cells = 4, 2, 32, 400
         s, length = len(lengths), max(lengths) + tokens + 6 + back
         free = list(range(1, cells))
-        if scattered:
+        if how == "scattered":
             run.rng.shuffle(free)
+        if how == "swapped":  # the first and the last are as if they lay side by side
+            free[2], free[5] = free[5], free[2]
         table = np.zeros((s, length), np.int32)
         mask = np.full((s, 1, tokens, length), MASKED, np.float32)
         new, own = [], length - tokens - back
@@ -111,7 +113,8 @@ SHAPES = {
     "three sequences": {"lengths": [0, 17, 5], "tokens": 2},
     "window": {"lengths": [30, 2], "tokens": 80, "window": 7},
     "bucket": {"lengths": [6], "tokens": 3, "back": 5},
-    "scattered": {"lengths": [30, 11], "tokens": 4, "scattered": True},
+    "scattered": {"lengths": [30, 11], "tokens": 4, "how": "scattered"},
+    "swapped": {"lengths": [9], "tokens": 3, "how": "swapped"},
 }
 
 

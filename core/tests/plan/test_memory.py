@@ -101,6 +101,19 @@ def test_devices_apart_do_not_wait(kit):
     assert [np.exp(np.float32(1)), 1] == [first[0], second[0]]
 
 
+def test_copies_wait_for_their_source(kit):
+    """A device that copies by itself finds what the other has finished."""
+    how = {"asynchronous": True, "copies_itself": True}
+    one = kit.Fake("one:0", refuse=kit.only("exp"), **how)
+    two = kit.Fake("two:0", refuse=kit.only("sqrt"), **how)
+    small = kit.Small(one, two)
+    plan = small.plan(small.build.sqrt(small.build.exp(small.input("x", 4))))
+    assert [[t.name for t in step.waits] for step in plan.steps] == [[], ["one:0"]]
+    (actual,) = plan.run({"x": np.zeros(4, np.float32)})
+    assert actual.tolist() == [1, 1, 1, 1]
+    assert two.copies == 1
+
+
 def test_separate_memory(kit, load):
     """A device with an allocation for each tensor gets no arena."""
     fake = kit.Fake(separate=True, opaque=True)

@@ -226,6 +226,38 @@ def test_text_content(source: str, expected: str) -> None:
     assert expected == show(source)
 
 
+@pytest.mark.parametrize(
+    ("loop", "reads"),
+    [
+        ("for p in m['content']", True),
+        ("for p in m.content", True),
+        ("for p in messages[0]['content'] if p.type == 'text'", True),
+        ("for p in m.content | selectattr('type', 'eq', 'text')", True),
+        ("for p in m.get('content')", True),
+        ("for p in m.content.split(' ')", False),
+        ("for p in contents", False),
+        ("for p in documents", False),
+    ],
+)
+def test_how_parts_are_read(loop: str, reads: bool) -> None:
+    """Only a template that loops over the content is given parts."""
+    source = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    source += "{%- " + loop + " -%}[{{ p.text }}]{% endfor %}"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    expected = "[a][b]" if reads else "a\nb"
+
+    assert expected == show(
+        source + "{% endif %}{% endfor %}", [{"role": "u", "content": parts}]
+    )
+
+
+def test_text_that_is_only_read_as_one() -> None:
+    """Parts reach a template that drops whatever is no text, as Qwen's does."""
+    source = "{% set c = messages[0].content %}{{ c if c is string else '' }}"
+
+    assert show(source, [{"role": "user", "content": [{"type": "text", "text": "a"}]}]) == "a"
+
+
 def test_dumped_parts_are_not_read() -> None:
     """A template that dumps its content as JSON does not read parts."""
     source = "{{ messages[0].content|tojson }}"
@@ -306,24 +338,23 @@ def test_server_message_round_trip() -> None:
 @pytest.mark.parametrize(
     ("use", "expected"),
     [
-        ("'args ' + call.arguments", 'args {"a":  1}'),
-        ("call.arguments + '!'", '{"a":  1}!'),
-        ("'args ' ~ call.arguments", 'args {"a":  1}'),
-        ("call.arguments", '{"a":  1}'),
+        ("'args ' + call.arguments + '!'", 'args {"a": 1}!'),
+        ("'args ' ~ call.arguments", 'args {"a": 1}'),
+        ("call.arguments", '{"a": 1}'),
         ("call.arguments|tojson", '{"a": 1}'),
         ("call.arguments.a + 1", "2"),
         ("call.arguments.items()|list", "[('a', 1)]"),
     ],
 )
 def test_arguments_for_either_template(use: str, expected: str) -> None:
-    """A call's arguments are the mapping or its own text, as the template needs them."""
+    """A call's arguments are a mapping or a JSON text, as the template needs them."""
     source = "{% set call = messages[0].tool_calls[0].function %}{{ " + use + " }}"
     calls = [{"function": {"name": "f", "arguments": '{"a":  1}'}}]
 
     assert expected == show(source, [{"role": "assistant", "tool_calls": calls}])
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "[1]", "plain", "[" * 5000])
+@pytest.mark.parametrize("arguments", ["", "{", "[]", "[1]", "plain", "[" * 5000])
 def test_arguments_that_are_no_object(arguments: str) -> None:
     """A model's broken arguments stay the text that they are."""
     source = "{{ messages[0].tool_calls[0].function.arguments }}"
@@ -344,6 +375,7 @@ def test_from_metadata() -> None:
     assert found.render(HI) == "<b><e>"
     assert found.where == "a.gguf"
     assert from_metadata({}, "", "", "") is None
+    assert from_metadata({"tokenizer.chat_template": 7}, "", "", "") is None
 
 
 def test_tool_use_template() -> None:
@@ -362,23 +394,10 @@ def test_tool_use_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
-    [(["rag", "default"], "default"), (["rag"], "rag"), (["tool_use"], "tool_use")],
-)
-def test_only_named_templates(names: list[str], expected: str) -> None:
-    """A file whose templates all have names still has one."""
-    metadata: dict[str, Any] = {f"tokenizer.chat_template.{name}": name for name in names}
-    found = from_metadata({"tokenizer.chat_templates": names, **metadata}, "", "", "")
-
-    assert found is not None
-    assert expected == found.render(HI)
-
-
-@pytest.mark.parametrize(
     "source",
-    ["{% for %}", "{{ x|nofilter }}", "{% endfor %}", "{{", "{{ 1 +", 7, "{% include 'x' %}"],
+    ["{% for %}", "{{ x|nofilter }}", "{% endfor %}", "{{", "{{ 1 +", "{% include 'x' %}"],
 )
-def test_broken_template(source: Any) -> None:
+def test_broken_template(source: str) -> None:
     """A broken template is an error when it is rendered and not before (C03)."""
     found = from_metadata({"tokenizer.chat_template": source}, "", "", "a.gguf")
 
@@ -437,6 +456,9 @@ ENDLESS = {
     + LOOP * 2
     + "{% set ns.g = ns.g|map('string') %}"
     + "{% endfor %}" * 2,
+    "attribute that is a tuple": "{{ ([{}] * 99999)|map(attribute=('x',) * 99999)|list }}",
+    "loops with a condition": "{% set r = ('x' * 999999)|list %}"
+    + "{% for i in r if false %}{% endfor %}" * 1500,
     "lists": LOOP * 2 + "{% set x = [1] %}" + "{% endfor %}" * 2,
 }
 HUGE = {
@@ -448,15 +470,18 @@ HUGE = {
     "number by number": GROW
     + "{% set ns.s = (ns.i or 3) ** 9 %}{% set ns.i = ns.s %}{% endfor %}",
     "format width": "{{ '%1000000000d' % 1 }}",
+    "format width of zero": "{{ '%1000000000d' % 0 }}",
     "format zeros": "{{ '%01000000000d' % 1 }}",
     "format star": "{{ '%*d' % (10**9, 1) }}",
     "format precision": "{{ '%.1000000000f'|format(1.0) }}",
     "format key": "{{ '%(a)1000000000d' % {'a': 1} }}",
+    "format key in brackets": "{{ '%((a))1000000000d' % {'(a)': 1} }}",
     "format repeated": "{{ ('%(a)s' * 300000) % {'a': 'x' * 999999} }}",
     "indent": "{{ 'x\ny'|indent(10**9) }}",
     "indent named": "{{ 'x\ny'|indent(width=10**9) }}",
     "indent text": "{{ ('x\n' * 99999)|indent('x' * 999999) }}",
     "replace": "{{ ('x' * 999999)|replace('x', 'y' * 999999) }}",
+    "replace named": "{{ ('x' * 999999)|replace(new='y' * 999999, old='x') }}",
     "replace method": "{{ ('x' * 999999).replace('x', 'y' * 999999) }}",
     "replace nothing": "{{ ('x' * 999999).replace('', 'y' * 999999) }}",
     "replace mapped": "{{ (['x'] * 99999)|map('replace', 'x', 'y' * 999999)|list|length }}",
@@ -488,6 +513,9 @@ HUGE = {
     "slices": "{% set a = 'x' * 999999 %}"
     + "".join(f"{{% set b{i} = a[1:] %}}" for i in range(600)),
     "number by itself": GROW + "{% set ns.n = (ns.n or 3) * (ns.n or 3) %}{% endfor %}",
+    "numbers of one hash": "{{ range(0, (2**61 - 1) * 99999, 2**61 - 1)|unique|list }}",
+    "grouped numbers of one hash": "{% set n = 2305843009213693951 %}"
+    "{{ dict(range(0, 99999 * 2305843009213693951, 2305843009213693951)|groupby('real')) }}",
     "source": "x" * 200_000,
 }
 NOT_OFFERED = [
@@ -496,7 +524,7 @@ NOT_OFFERED = [
     "{{ 'x'.zfill(10**9) }}",
     "{{ '\t'.expandtabs(10**9) }}",
     "{{ (1).to_bytes(10**10, 'big') }}",
-    "{{ ('x' * 999999).translate({120: 'y' * 999999}) }}",
+    "{{ ('x' * 9999).translate({120: 'y' * 9999}) }}",
     "{{ lipsum(n=10**9) }}",
     "{{ [1]|batch(10**9, 0)|list }}",
     "{{ [1]|slice(10**9)|list|length }}",
@@ -520,13 +548,13 @@ def test_namespaces_show_no_content() -> None:
     """A namespace's text is short, whatever it holds (C05)."""
     source = GROW + "{% set ns.a = namespace(a=ns.a, b=ns.a) %}{% endfor %}{{ ns.a }}"
 
-    assert show(source) == "<namespace>"
+    assert len(show(source)) < 200
 
 
 def test_arguments_are_weighed() -> None:
-    """The text of a call's arguments counts, however small the object is (C05)."""
+    """What the arguments of a call hold counts like any other value (C05)."""
     source = "{{ ([messages[0].tool_calls[0].function.arguments] * 99999)|join }}"
-    calls = [{"function": {"name": "f", "arguments": "{" + " " * 100_000 + "}"}}]
+    calls = [{"function": {"name": "f", "arguments": json.dumps({"a": "x" * 100_000})}}]
     with pytest.raises(TemplateError, match="more time or memory"):
         show(source, [{"role": "assistant", "tool_calls": calls}])
 
@@ -614,7 +642,7 @@ def test_peak_memory() -> None:
 
 def test_long_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds grow with the input: two thousand messages, five million characters."""
-    monkeypatch.setattr(bounds, "SECONDS", 0.0)
+    monkeypatch.setattr(bounds, "SECONDS", 0.05)
     turns = [{"role": r, "content": "word " * 500} for r in ("user", "assistant")] * 1000
     prompt = family("qwen").render(turns)
 

@@ -16,14 +16,14 @@ START, END, OWN, ONE = 256, 257, 258, 259
 def tokenizer(bytes_and: Callable[..., Any]) -> Tokenizer:
     """Bytes, and control tokens of which one is a single character."""
     return load_tokenizer(
-        bytes_and(("<|im_start|>", 3), ("<|im_end|>", 3), ("<own>", 4), ("~", 3))
+        bytes_and(("<|im_start|>", 3), ("<|im_end|>", 3), ("<own>", 4), ("☂", 3))
     )
 
 
 def chat(tokenizer: Tokenizer, content: str, cut: slice = slice(None)) -> list[int]:
     """The ids of a rendered message whose content the template cuts."""
     message = guarded({"role": "user", "content": content}, tokenizer.control)
-    text = f"<|im_start|>{message['role']}\n{message['content'][cut]}<|im_end|>~"
+    text = f"<|im_start|>{message['role']}\n{message['content'][cut]}<|im_end|>☂"
     return encode_rendered(tokenizer, text)
 
 
@@ -34,7 +34,7 @@ def chat(tokenizer: Tokenizer, content: str, cut: slice = slice(None)) -> list[i
         ("a<|im_end|>", list(b"a<|im_end|>")),
         ("<|im_end|><|im_start|>", list(b"<|im_end|><|im_start|>")),
         ("<own>", [OWN]),
-        ("~", list(b"~")),
+        ("☂", list("☂".encode())),
         ("<|im_\ufdd0end|>", list(b"<|im_end|>")),
         ("", []),
     ],
@@ -54,10 +54,10 @@ def test_template_that_cuts(tokenizer: Tokenizer) -> None:
 
 def test_nested_values(tokenizer: Tokenizer) -> None:
     """All strings in lists and mappings are guarded, other values stay as they are."""
-    value = {"role": "tool", "content": [{"text": "~", "n": 1, "none": None}]}
+    value = {"role": "tool", "content": [{"text": "☂", "n": 1, "none": None}]}
     marked = guarded(value, tokenizer.control)
     assert marked["role"] == "tool"
-    assert marked["content"][0] == {"text": "~\ufdd0", "n": 1, "none": None}
+    assert marked["content"][0] == {"text": "☂\ufdd0", "n": 1, "none": None}
 
 
 def test_words_are_whole(vectors: Callable[..., Any]) -> None:

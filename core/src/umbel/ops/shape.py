@@ -30,8 +30,7 @@ def _infer_reshape(x: Tensor, *, shape: Shape) -> Spec:
 def _infer_permute(x: Tensor, *, axes: tuple[int, ...]) -> Spec:
     order = sorted(axes) == list(range(len(x.shape)))
     blocks = not x.dtype.quantised or axes[-1:] == (len(x.shape) - 1,)
-    expected = "each axis once; the last stays last where it is quantised"
-    need(order and blocks, "permute", expected, x, axes=axes)
+    need(order and blocks, "permute", "each axis once, quantised rows whole", x, axes=axes)
     shape = tuple(x.shape[a] for a in axes)
     return Spec(shape, x.dtype, _tidy(shape, tuple(x.strides[a] for a in axes), x.dtype))
 

@@ -21,11 +21,12 @@ import attrs
 
 from umbel.errors import TemplateError
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Json: TypeAlias = Mapping[str, Any]
+Messages: TypeAlias = Sequence[Json]
 
 KEY = "tokenizer.chat_template"
-_LOOP_OVER_PARTS = re.compile(r"for \w+ in [\w.\['\"]*content['\"\]]*\s*-?%}")
-_TEST_FOR_TEXT = re.compile(r"content['\"\]]* is (not )?string")
+_LOOP_OVER_PARTS = re.compile(r"for \w+ in [\w.\[\]('\"]*content['\"\])]*\s*(if |\||-?%})")
+_TEST_FOR_TEXT = re.compile(r"content['\"\])]* is (not )?string")
 
 
 @attrs.frozen
@@ -50,14 +51,11 @@ class ChatTemplate:
         given = {"add_generation_prompt": True, "documents": None, **tokens, **options}
         variables = _checked({"messages": messages, "tools": tools or None, **given})
         for i, message in enumerate(variables["messages"]):
-            content = message.get("content", "")
-            message["content"] = _content(content, source, f"messages[{i}].content")
+            message["content"] = _content(message.get("content", ""), source, f"messages[{i}]")
         return template.render(source, variables, self.where)
 
 
-def from_metadata(
-    metadata: Mapping[str, Any], bos: str, eos: str, where: str
-) -> ChatTemplate | None:
+def from_metadata(metadata: Json, bos: str, eos: str, where: str) -> ChatTemplate | None:
     """The chat template of a GGUF file, or None where it has none."""
     source, tool_use = metadata.get(KEY), metadata.get(f"{KEY}.tool_use", "")
     if not isinstance(source, str):
@@ -117,5 +115,6 @@ def _content(content: Any, source: str, where: str) -> Any:
             case {"type": "text", "text": str()}:
                 continue
         msg = "a message holds something other than text, which nothing here can read"
-        raise TemplateError(msg, where=where, expected="text", got=str(part)[:100])
+        got = str(part)[:100]
+        raise TemplateError(msg, where=f"{where}.content", expected="text", got=got)
     return parts if reads_parts else "\n".join(part["text"] for part in parts)

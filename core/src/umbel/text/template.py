@@ -9,9 +9,9 @@ are no signals and no watchdogs, so it holds in any thread.
 Why it is enough: no value weighs more than what is left of the budget, so nothing that is
 done with it costs much more; what can make the product of its operands (`*`, join, replace)
 is refused beforehand if that product is too large; the few filters and methods that could
-still outgrow it (`center`, `str.format`) are not offered; Python itself refuses to write
-numbers of more than 4300 digits. Not interrupted are a primitive operation that has begun (some
-tenths of a second at worst) and the compilation, which only the size of the source bounds.
+still outgrow it (`center`, `str.format`) are not offered. Not interrupted are a primitive
+operation that has begun (some tenths of a second at worst) and the compilation, which only the
+size of the source bounds.
 
 Reference: jinja2 3.1 (`sandbox`, `compiler`); the helpers are those of Hugging Face's
 transformers, so that the prompt is the one which the model was trained on.
@@ -23,7 +23,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import Template, nodes, pass_context
@@ -38,13 +38,12 @@ SECONDS = 1.0  # of this thread's processor time: a busy machine does not fail a
 ROOM = 1 << 21  # characters and items that a render may make
 INPUT = 1 << 16  # each time that its input has so many characters, it may have both once more
 
-_NO_FILTERS = """attr batch center filesizeformat pprint random round slice striptags sum urlize
-    wordwrap xmlattr"""
+_NO_FILTERS = "attr batch center pprint round slice striptags sum urlize wordwrap"
 _NO_METHODS = """center encode expandtabs format format_map from_bytes ljust rjust striptags
     to_bytes translate zfill"""
 _GROWING = """* ** % format indent join replace tojson strip lstrip rstrip trim rfind rindex
     rsplit rpartition"""
-_WIDE_FIELD = re.compile(r"[%.()+# -]\d{5}|%[-+ #.\d]*\*")
+_ODD_FIELD = re.compile(r"%(\(|[-+ #.\d]*(\d{3}|\*))")  # wide, or used more than once
 _MADE = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Getitem, nodes.Concat, nodes.Compare)
 _OTHER = "give a chat template of your own, or complete plain text"
 
@@ -103,7 +102,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
-        # optimized: or constants would be computed while it compiles
+        # not optimized, or constants would be computed while it compiles
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False)
         self.add_extension(_Generation)
         self.add_extension("jinja2.ext.loopcontrols")
@@ -115,8 +114,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in _NO_FILTERS.split():
             del self.filters[name]
         self.filters["tojson"] = self._tojson
-        tables: tuple[dict[str, Any], ...] = (self.filters, self.tests)
-        for table in tables:
+        for table in (self.filters, self.tests):
             table.update({name: self._guarded(name, table[name]) for name in table})
         share = 1 + len(str(variables)) / INPUT
         self.left = ROOM * share
@@ -148,6 +146,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def weigh(self, value: Any) -> int:
         """The size of a value as a tree: printing, comparing or hashing it costs no more."""
         self.spend(1)
+        if isinstance(value, int) and value.bit_length() > 60:  # more have hashes in common
+            self.check(float("inf"))
         if not isinstance(value, Collection):
             return len(str(value))
         if id(value) not in self.weights:
@@ -159,24 +159,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.weights[id(value)] = (value, weight)
         return self.weights[id(value)][1]
 
-    def _size(self, value: Any) -> float:
-        return abs(value) if isinstance(value, int | float) else self.weigh(value)
-
     def _foresee(self, name: str, operands: list[Any]) -> list[Any]:
         """The operands of an operation, refused if it could make too much of them."""
         if name not in _GROWING.split():
             return operands
         # nobody knows yet how much an iterator yields
         known = [list(x) if isinstance(x, Iterator) else x for x in operands]
-        times, *sizes = map(self._size, known)
+        sizes = [abs(x) if isinstance(x, int | float) else self.weigh(x) for x in known]
         if name == "replace":
-            times = max(str(known[0]).count(str(x)) for x in known[1:])
-        elif name in ("%", "format") and _WIDE_FIELD.search(str(known[0])):
-            times = float("inf")
-        self.check(times * sum(sizes))
+            sizes[0] = max(str(known[0]).count(str(x)) for x in known[1:])
+        elif name in ("%", "format") and _ODD_FIELD.search(str(known[0])):
+            self.check(float("inf"))
+        self.check(sizes[0] * sum(sizes[1:]))
         return known
 
-    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded(self, name: str, function: Any) -> Any:
         hidden = 1 if hasattr(function, "jinja_pass_arg") else 0  # jinja2 puts a context first
 
         @functools.wraps(function)
