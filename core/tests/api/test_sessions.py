@@ -143,6 +143,16 @@ def test_recurrent_states_go_back_to_a_snapshot(shared, name):
     assert [0, 0, 0, 6] == reuse
 
 
+def test_the_end_of_what_was_fed_is_a_snapshot(shared):
+    """A recurrent state goes back there, and not only to the ends of prompts."""
+    model = shared("mamba")
+    with model.open() as session:
+        session.feed(IDS[:6])
+        session.feed(IDS[6:9])
+        assert 6 == session.resume([*IDS[:6], 9, 8])
+        assert near(model, [*IDS[:6], 9, 8], session.feed())
+
+
 def test_resume_on_nothing_or_with_nothing(shared):
     """A first prompt reuses nothing; an empty one is no prompt."""
     model = shared("llama")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from umbel import gguf, loading
 from umbel.engine import Done, Engine, Job
 from umbel.errors import CancelledError
-from umbel.runner import Settings
+from umbel.plugins import Plugins
+from umbel.runner import Runner, Settings
 from umbel.sampling import Sampler
 from umbel.sampling import Settings as Sampling
 from umbel.state import Cache, Pool, Sequence
 
 N_VOCAB = 32
+ORACLES = Path(__file__).parents[1] / "data" / "oracles"
 
 
 class Text:
@@ -169,3 +173,31 @@ def start() -> Iterator[Callable[..., tuple[Engine, FakeRunner]]]:
     for engine in engines:
         engine.runner.free()
         engine.close()
+
+
+@pytest.fixture
+def open_runner(monkeypatch):
+    """The runner of a model of the oracle folder on the host; most have no vocabulary."""
+    monkeypatch.setattr("umbel.plugins._process", Plugins(only=""))
+    files = []
+
+    def opened(name, **settings):
+        files.append(gguf.open(ORACLES / f"{name}.gguf"))
+        devices = loading.targets("host", None, None, strict=True)
+        given = {"ctx": 64, "parallel": 2} | settings
+        return Runner(loading.define(files[-1]), devices, Settings(**given))
+
+    yield opened
+    for file in files:
+        file.close()
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[str], dict[str, np.ndarray]]:
+    """The token ids and the reference results of a model of the oracle folder."""
+
+    def loaded(name: str) -> dict[str, np.ndarray]:
+        with np.load(ORACLES / f"{name}.npz") as arrays:
+            return dict(arrays)
+
+    return loaded

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from umbel import gguf, loading
-from umbel.plugins import Plugins
-from umbel.runner import Runner, Settings
+from umbel import gguf
 from umbel.state import Sequence
 
-ORACLES = Path(__file__).parents[1] / "data" / "oracles"
 KEEP, LENGTH, DROPPED = 4, 24, 10
 MODELS = [
     "llama",
@@ -28,23 +24,6 @@ MODELS = [
     "olmo3",
     "granite",
 ]
-
-
-@pytest.fixture
-def open_runner(monkeypatch):
-    """The runner of a model of the oracle folder on the host; most have no vocabulary."""
-    monkeypatch.setattr("umbel.plugins._process", Plugins(only=""))
-    files = []
-
-    def opened(name, **settings):
-        files.append(gguf.open(ORACLES / f"{name}.gguf"))
-        devices = loading.targets("host", None, None, strict=True)
-        given = {"ctx": 64, "parallel": 2} | settings
-        return Runner(loading.define(files[-1]), devices, Settings(**given))
-
-    yield opened
-    for file in files:
-        file.close()
 
 
 def rows(runner, name, sequence):
@@ -145,35 +124,3 @@ def test_keys_of_the_first_layer_are_those_of_a_cold_prefill(open_runner, name):
     expected = rows(runner, "k_cache.0", cold)
     actual = rows(runner, "k_cache.0", sequence)
     assert np.abs(expected - actual).max() <= 2e-6 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_a_cancel_meant_for_others_is_not_obeyed(open_runner, monkeypatch, stop):
-    """The step runs again, unless this model was meant."""
-    from umbel.errors import CancelledError
-    from umbel.plan import Plan
-
-    runner, runs = open_runner("llama"), []
-    run = Plan.run
-
-    def cancelled_once(plan, *args):
-        runs.append(plan)
-        if len(runs) == 1:
-            if stop:
-                runner.cancel()
-            msg = "the step was cancelled"
-            raise CancelledError(msg)
-        return run(plan, *args)
-
-    monkeypatch.setattr(Plan, "run", cancelled_once)
-    sequence = Sequence()
-    if stop:
-        with pytest.raises(CancelledError):
-            runner.forward(sequence, [1, 2, 3])
-        assert [] == sequence.tokens
-    else:
-        expected = runner.forward(Sequence(), [1, 2, 3])
-        assert np.array_equal(expected, runner.forward(sequence, [1, 2, 3]))
-    free = runner.cache.cells.free
-    runner.cache.close(sequence)
-    assert free + (0 if stop else 3) == runner.cache.cells.free

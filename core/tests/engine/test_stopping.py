@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from umbel.engine import Engine, Token
+from umbel.engine import Engine
 from umbel.errors import CancelledError, UmbelError
 
 
@@ -43,16 +43,16 @@ def test_cancel_in_prefill_stops_the_step(start, new_job, finish):
 
 
 def test_cancel_in_decode(start, new_job, finish):
-    """What was sampled before stays."""
-    engine, _ = start()
-    job = new_job([1], 1000, stop_ids=frozenset())
-    engine.submit(job)
-    assert 2 == job.events.get(timeout=5).id
-    engine.cancel(job, 1)
+    """The step is stopped; what was sampled before stays."""
+    engine, runner = start()
+    job = new_job([1], 1000)
+    begin(engine, runner, job)
+    runner.allow(2)
+    engine.cancel(job, 2)
     events, done = finish(job)
-    assert "cancelled" == done.reason
-    tokens = [1, 2, *(e.id for e in events if isinstance(e, Token))]
-    assert tokens == [*job.sequence.tokens, *job.pending]
+    assert ([2, 3], "cancelled") == ([e.id for e in events], done.reason)
+    assert ([1, 2], [3]) == (job.sequence.tokens, job.pending)
+    assert 1 == runner.cancels
 
 
 def test_a_neighbour_is_not_stopped(start, new_job, finish):
@@ -89,14 +89,13 @@ def test_a_waiting_job_ends_at_once(start, new_job, finish):
     """Nobody waits for a place only to be told that it is over."""
     engine, runner = start(parallel=1)
     one, two = new_job([1], 500, keep=0), new_job([31, 31])
-    engine.submit(one)
-    one.events.get(timeout=5)
+    begin(engine, runner, one)
     engine.submit(two)
+    soon(runner.free)
     engine.cancel(two, 0)
     assert "cancelled" == finish(two)[1].reason
     assert [[31, 31]] not in runner.steps
-    assert not one.ended
-    engine.cancel(one, 1)
+    assert 500 == len([e for e in finish(one)[0] if hasattr(e, "text")])
 
 
 def test_cancel_after_the_end_tells_the_owner_again(start, new_job, finish):

@@ -84,8 +84,8 @@ class Attention:
         free = list(range(1, cells))
         if how == "scattered":
             run.rng.shuffle(free)
-        if how == "swapped":  # the first and the last are as if they lay side by side
-            free[2], free[5] = free[5], free[2]
+        if how == "swapped":  # one of the step itself among the old
+            free[5], free[10] = free[10], free[5]
         table = np.zeros((s, length), np.int32)
         mask = np.full((s, 1, tokens, length), MASKED, np.float32)
         new, own = [], length - tokens - back

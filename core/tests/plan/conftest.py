@@ -313,9 +313,11 @@ class Recorder(Runner):
 
     def __init__(self, *args: Any) -> None:
         self.made: list[Plan] = []
+        self.graphs: list[Any] = []
         super().__init__(*args)
 
     def make(self, graph: Any) -> Plan:
+        self.graphs.append(graph)
         self.made.append(super().make(graph))
         return self.made[-1]
 

@@ -194,8 +194,9 @@ def test_ctrl_c_waits_for_the_devices(kit):
     two = kit.Fake("two:0", refuse=kit.only("mul_mat"))
     small = kit.Small(one, two)
     b, x = small.build, small.input("x", 2, 4)
-    y = b.mul_mat(small.weight("w", np.eye(4)), x)
-    plan = small.plan(b.exp(x), y)
+    early = b.exp(x)
+    plan = small.plan(early, b.mul_mat(small.weight("w", np.eye(4)), x))
+    assert [s.target.name for s in plan.splits] == ["one:0", "two:0"]
     two.fault = Fault("node", 1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         plan.run({"x": np.zeros((2, 4), np.float32)})

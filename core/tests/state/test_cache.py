@@ -12,7 +12,7 @@ from umbel.errors import ContextFullError
 from umbel.state import Cache, Pool, Sequence
 from umbel.state.cache import SNAPSHOTS, ZERO_SLOT
 
-CELLS, SLOTS = 40, 8
+CELLS, SLOTS = 40, 5
 _tokens = itertools.count(1)
 
 

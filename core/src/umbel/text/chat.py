@@ -115,6 +115,5 @@ def _content(content: Any, source: str, where: str) -> Any:
             case {"type": "text", "text": str()}:
                 continue
         msg = "a message holds something other than text, which nothing here can read"
-        got = str(part)[:100]
-        raise TemplateError(msg, where=f"{where}.content", expected="text", got=got)
+        raise TemplateError(msg, where=f"{where}.content", expected="text", got=str(part)[:99])
     return parts if reads_parts else "\n".join(part["text"] for part in parts)

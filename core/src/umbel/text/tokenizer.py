@@ -220,7 +220,7 @@ class StreamDecoder:
         """The bytes of this token where it stands (and none of them kept for `flush`)."""
         data = self._tokenizer.token_bytes(token, special=self._special)
         if not self._started and token == self._tokenizer.bos_id:
-            pass
+            self._drop_space = self._tokenizer.coder.space_prefix
         elif data and self._drop_space:
             data = data.removeprefix(b" ")
             self._drop_space = False
