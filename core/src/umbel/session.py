@@ -113,7 +113,7 @@ class Session:
         kept = -1 if keep is None else number("keep", keep, 0, ctx - 5)
         alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
         chosen = _sampling(sampling, settings)
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        stops = [stop] if isinstance(stop, str) else () if stop is None else stop
         ids = self._due(self._ids(prompt, special))
         history = [*self._sequence.tokens, *ids]
         runner.check_room(len(history), answer=limit > 0)

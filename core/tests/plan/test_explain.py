@@ -38,7 +38,7 @@ def test_host_alone(load):
     (plan,) = runner.made
     assert {p.reason for p in plan.placement.nodes} == {HOST}
     assert plan.placement.refusals == {}
-    assert {t.name for t in plan.placement.homes.values()} == {"host:0"}
+    assert {t.name for t in runner.states.homes.values()} == {"host:0"}
 
 
 def test_a_device_and_what_it_leaves(kit, load):
@@ -57,18 +57,19 @@ def test_a_device_and_what_it_leaves(kit, load):
     assert norm == "fake:0: too slow for rms_norm; div: too slow for div"
     assert told["cast", "host:0"] == {"f32 to f16", "f16 to f32"}
     assert set(plan.placement.refusals) == {"get_rows on fake:0", "rms_norm on fake:0"}
-    assert {t.name for t in plan.placement.homes.values()} == {"fake:0"}
+    assert {t.name for t in runner.states.homes.values()} == {"fake:0"}
 
 
 def test_a_state_that_had_to_go_elsewhere(kit, load):
     """The reason for its users is what the first device refused."""
     fake = kit.Fake(refuse=kit.without("kv_attention", "get_rows", why="no gather"))
-    (plan,) = load("llama", fake).made
+    runner = load("llama", fake)
+    (plan,) = runner.made
     (why,) = reasons(plan)["kv_attention", "host:0"]
     assert why == "fake:0: no gather for kv_attention; get_rows: no gather for get_rows" + (
         "; get_rows: no gather for get_rows"
     )
-    assert {t.name for t in plan.placement.homes.values()} == {"host:0"}
+    assert {t.name for t in runner.states.homes.values()} == {"host:0"}
 
 
 def test_users_follow_the_state(kit):

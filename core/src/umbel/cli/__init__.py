@@ -1,5 +1,7 @@
 """The command `umbel`: one file for each of its commands, each with `add` and `run`.
 
+The docstring of a command's `run` is its help.
+
 Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own;
 130 after Ctrl-C, and 141 when nobody reads the output any more, as shells have them.
 
@@ -60,8 +62,7 @@ def parser() -> tuple[Parser, Commands]:
         allow_abbrev=False,
     )
     made.add_argument("--version", action="version", version=f"umbel {__version__}")
-    commands = made.add_subparsers(metavar="COMMAND", title="commands")
-    made.set_defaults(run=lambda _: made.error("COMMAND is missing"))
+    commands = made.add_subparsers(metavar="COMMAND", title="commands", required=True)
     for module in (run, chat, bench, inspect, tokenize, devices, plugins, plan):
         module.add(commands)
     return made, commands
@@ -113,7 +114,7 @@ def _report(error: BaseException) -> int:
         return 1
     # A setting of the engine has the name of its option: `top_p` is --top-p.
     option = f"--{error.where}".replace("_", "-")
-    if any(option in sub.flags() for sub in parser()[1].choices.values()):
+    if any(option in sub.format_help().split() for sub in parser()[1].choices.values()):
         error.where = option
     say(f"umbel: error: {error}")
     return 2

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from umbel.cli import common
 from umbel.errors import OptionError, UmbelError
@@ -17,32 +17,34 @@ if TYPE_CHECKING:
     from umbel.model import Model
     from umbel.session import Session
 
-HELP = """Talks with a model through its own chat template. Messages may also be piped in, one a
-line. Ctrl-C stops an answer; Ctrl-D or /quit ends the conversation."""
-TALK = '''A message is a line, or everything between """ and """.
-/reset  forgets all            /save FILE  writes the conversation as JSON
-/quit   ends, as Ctrl-D does   /load FILE  goes on with one'''
+TALK = """/reset  forgets all            /save FILE  writes the conversation as JSON
+/quit   ends, as Ctrl-D does"""
 
 
 def add(commands: common.Commands) -> None:
-    parser = common.command(commands, "chat", run, HELP)
+    parser = common.command(commands, run, "chat")
     parser.add_argument("model", nargs="?", metavar="MODEL", help=common.MODEL)
     common.add_answer(parser)
     common.add_load(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    args.settings = common.answer_settings(args)
+    """Talks with a model through its own chat template.
+
+    Messages may also be piped in, one a line. Ctrl-C stops an answer; Ctrl-D or /quit ends the
+    conversation.
+    """
+    settings = common.answer_settings(args)
     tty = all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
     with common.load(args) as model, model.open() as session:
-        talk = Talk(args, model, session, tty)
+        talk = Talk(args, settings, model, session)
         if tty:
             common.say(f"{model.file.path.name} on {model.devices[0]}; /help tells more")
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 (gives input() its history)
-        while (text := talk.read()) not in (None, "/quit"):
+        while (text := _read(tty)) != "/quit":
             try:
-                talk.turn(str(text))
+                talk.turn(text)
             except UmbelError as error:
                 if not tty:
                     raise
@@ -50,86 +52,64 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _read(tty: bool) -> str:
+    """The next message or command, perhaps empty; /quit at the end."""
+    try:
+        return input("> " if tty else "").strip()
+    except EOFError:
+        return "/quit"
+    except KeyboardInterrupt:
+        if not tty:
+            raise
+        print()
+        return ""
+
+
 class Talk:
     """The messages so far, and the session that has most of them computed."""
 
     def __init__(
-        self, args: argparse.Namespace, model: Model, session: Session, tty: bool
+        self, args: argparse.Namespace, settings: dict[str, Any], model: Model, session: Session
     ) -> None:
-        self.args, self.model, self.session, self.tty = args, model, session, tty
-        self.reset()
-
-    def read(self) -> str | None:
-        """The next message or command, perhaps empty; None at the end."""
-        try:
-            text = input("> " if self.tty else "").strip()
-            if text.startswith('"""'):
-                while text == '"""' or not text.endswith('"""'):
-                    text += "\n" + input(". " if self.tty else "")
-            return text
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            if not self.tty:
-                raise
-            print()
-            return ""
+        self.args, self.settings, self.model, self.session = args, settings, model, session
+        self.beginning = common.system_message(args)
+        self.messages = self.beginning
 
     def turn(self, text: str) -> None:
         word, _, file = text.partition(" ")
         if word == "/help":
             common.say(TALK)
         elif word == "/reset":
-            self.reset()
+            self.messages = self.beginning
         elif word == "/save" and file:
             self.save(Path(file).expanduser())
-        elif word == "/load" and file:
-            self.load(Path(file).expanduser())
         elif re.fullmatch("/[a-z]+", word):
             msg = f"{word} is no command, or lacks its FILE"
             raise OptionError(msg, do="/help tells what there is")
         elif text:
-            quoted = text.startswith('"""')
-            self.answer(text[3:-3].strip("\n") if quoted else text)
+            self.answer(text)
 
     def answer(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
-        said = ""
-        try:
-            self.session.resume(self.prompt())
-            with self.session.generate(**self.args.settings) as answer:
-                common.stream(answer)
-                said = answer.text
-        finally:
-            if said:
-                self.messages.append({"role": "assistant", "content": said})
-            else:  # as if it had not been asked
-                self.messages.pop()
-        line = common.figures(self.model, self.args, answer)
-        if self.tty:
-            common.say(line)
+        """Answers a message; without an answer it is as if it had not been asked."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        self.session.resume(self.prompt(messages))
+        with self.session.generate(**self.settings) as answer:
+            common.stream(answer)
+        if answer.text:
+            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        common.say_figures(self.model, self.args, answer)
 
-    def prompt(self) -> list[int]:
-        """The conversation as tokens; without its oldest turns where they leave no room."""
-        ctx = self.model.ctx
-        room = min(ctx // 4, self.args.settings["max_tokens"] or ctx)
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """The conversation as tokens; its oldest turns are dropped until there is room."""
+        ctx, start = self.model.ctx, len(self.beginning)
+        room = min(ctx // 4, self.settings["max_tokens"] or ctx)
         while True:
-            ids = self.model.chat_prompt(self.messages, template=self.args.chat_template)
-            start = int(self.messages[0]["role"] == "system")
-            later = [
-                i for i, m in enumerate(self.messages) if m["role"] == "user" and i > start
-            ]
-            if len(ids) + room <= ctx or not later:
+            ids = self.model.chat_prompt(messages, template=self.args.chat_template)
+            if len(ids) + room <= ctx or len(messages) == start + 1:
                 return ids
-            text = "the context of %d tokens is full: the oldest %d messages are dropped"
-            common.log.warning(text, ctx, later[0] - start)
-            del self.messages[start : later[0]]
-
-    def reset(self) -> None:
-        system = self.args.system
-        self.messages: list[dict[str, str]] = []
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
+            del messages[start : start + 2]
+            text = "the context of %d tokens is full: the oldest 2 messages are dropped"
+            common.log.warning(text, ctx)
 
     def save(self, path: Path) -> None:
         from umbel.state.store import write_atomically
@@ -137,14 +117,3 @@ class Talk:
         text = json.dumps({"messages": self.messages}, indent=2)
         write_atomically(path, lambda file: file.write(text.encode()))
         common.say(f"{len(self.messages)} messages are in {path}")
-
-    def load(self, path: Path) -> None:
-        try:
-            messages = json.loads(path.read_text("utf-8"))["messages"]
-            self.model.chat_prompt(messages, template=self.args.chat_template)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            msg = "this is no saved conversation"
-            expected = '{"messages": [{"role": "user", "content": "Hi"}, ...]}'
-            raise OptionError(msg, where=path, expected=expected, got=error) from error
-        self.messages = messages
-        common.say(f"{len(messages)} messages are back")

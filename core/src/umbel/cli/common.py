@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import logging
 import math
 import re
-import shutil
 import signal
 import sys
-import textwrap
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,12 +26,11 @@ if TYPE_CHECKING:
     from umbel.generation import Generation
     from umbel.gguf import GGUFFile
     from umbel.model import Model
-    from umbel.plan import Target
+    from umbel.hookspecs import Device
 
 Commands = Any  # argparse keeps the type of its sub-parsers to itself
 
 MODEL = "a GGUF file, a name on the hub (owner/repo:FILE.gguf), or demo"
-PATIENCE = 1.0  # seconds after which one wants to know what is being done
 
 log = logging.getLogger("umbel")
 
@@ -46,37 +41,27 @@ log = logging.getLogger("umbel")
 class Parser(argparse.ArgumentParser):
     """Errors like those of the engine: what is wrong, and what to do."""
 
-    def flags(self) -> list[str]:
-        return re.findall(r"(?<![\w-])--?[a-z][\w-]*", self.format_help())
-
     def error(self, message: str) -> NoReturn:
-        unknown = re.findall(
-            r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message
-        )
-        known = self.flags() + re.findall(r"[\w-]+", message.partition("choose from")[2])
-        near = [n for word in unknown for n in difflib.get_close_matches(word, known, 1)]
-        do = f"did you mean {near[0]}?" if near else f"`{self.prog} --help` tells what there is"
-        say(f"umbel: error: {message}\n  do: {do}")
+        say(f"umbel: error: {message}\n  do: `{self.prog} --help` tells what there is")
         raise SystemExit(2)
 
 
-def command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], text: str
-) -> Parser:
-    """A new command; the first sentence of `text` stands in the list of all."""
-    summary = text.partition(". ")[0].rstrip(".")
+def command(commands: Commands, run: Callable[[argparse.Namespace], int], name: str) -> Parser:
+    """A new command, whose help is the docstring of `run`: its first line in the list of all."""
+    text = run.__doc__ or ""
+    summary = text.partition("\n")[0].rstrip(".")
     made: Parser = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
     made.add_argument("--debug", action="store_true", help="show where an error comes from")
     made.set_defaults(run=run)
     return made
 
 
-def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+def whole(least: int) -> Callable[[str], int]:
     """A whole number, for argparse."""
 
     def read(text: str) -> int:
         with contextlib.suppress(ValueError):
-            if least <= int(text) <= most:
+            if least <= int(text) < 2**31:
                 return int(text)
         msg = f"expected a whole number from {least}, got {text[:60]!r}"
         raise argparse.ArgumentTypeError(msg)
@@ -106,19 +91,30 @@ def add_load(parser: Parser, *, bench: bool = False) -> None:
     """How a model is loaded; a bench has its own way with context, devices and threads."""
     add = parser.add_argument_group("the model and where it runs").add_argument
     if not bench:
-        add("--ctx", "-c", type=whole(1), metavar="N", help="tokens of context (up to 4096)")
-        add("--device", "-d", default="auto", metavar="D[,D]", help="the best first (auto)")
+        add("--ctx", type=whole(1), metavar="N", help="tokens of context (up to 4096)")
+        add("--device", default="auto", metavar="D[,D]", help="the best first (auto)")
         text = "threads; 0: the device chooses (0)"
         add("--threads", "-t", type=whole(0), default=0, metavar="N", help=text)
     add("--kv", default="f32", choices=("f32", "f16", "q8_0"), help="dtype of the KV cache")
-    text = "tokens of one prefill step (512)"
-    add("--ubatch", "-ub", type=whole(1), default=512, metavar="N", help=text)
+    add(
+        "--ubatch",
+        type=whole(1),
+        default=512,
+        metavar="N",
+        help="tokens of a prefill step (512)",
+    )
     text = "of a backend; `umbel plugins` lists them"
-    add("--option", "-O", action="append", default=[], metavar="BACKEND.NAME=VALUE", help=text)
-    text = "a fallback to another device, or a failed plugin, is an error"
+    add(
+        "-O",
+        dest="option",
+        action="append",
+        default=[],
+        metavar="BACKEND.NAME=VALUE",
+        help=text,
+    )
+    text = "refuse fallbacks to other devices, converted weights and failed plugins"
     add("--strict", action="store_true", help=text)
-    text = "compute node by node, and name the one that goes wrong (slow)"
-    add("--check", action="store_true", help=text)
+    add("--check", action="store_true", help="compute node by node to name a bad one (slow)")
     add("--check-tensors", action="store_true", help="look for bad values in all weights")
 
 
@@ -180,6 +176,11 @@ def answer_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {"max_tokens": limit, "stop": args.stop, "sampling": Settings(**given)}
 
 
+def system_message(args: argparse.Namespace) -> list[dict[str, str]]:
+    """How a conversation begins."""
+    return [] if args.system is None else [{"role": "system", "content": args.system}]
+
+
 def prompt(text: str | None) -> str:
     """The text itself; where it is "-" or missing, what stdin holds, less one line end."""
     if text not in (None, "-"):
@@ -214,21 +215,8 @@ def load(args: argparse.Namespace, **more: Any) -> Model:
     settings = {name: value for name, value in (vars(args) | more).items() if name in known}
     options = plugins.parse_options(args.option)
     path = find(args)
-    with waiting(f"loading {path.name}"):
-        return umbel.load(path, options=options, **settings)
-
-
-@contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Tells a terminal what is being done, if it takes longer than one expects."""
-    timer = threading.Timer(PATIENCE, say, [f"umbel: {what} ..."])
-    timer.daemon = True
-    if sys.stderr is not None and sys.stderr.isatty():
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    say_progress(f"loading {path.name}")
+    return umbel.load(path, options=options, **settings)
 
 
 # writing
@@ -241,8 +229,14 @@ def say(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def stream(answer: Generation) -> bool:
-    """Writes an answer as it comes; False where Ctrl-C has stopped it."""
+def say_progress(what: str) -> None:
+    """Tells a terminal what may take long."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        say(f"umbel: {what} ...")
+
+
+def stream(answer: Generation) -> None:
+    """Writes an answer as it comes, until its end or Ctrl-C."""
     try:
         for piece in answer:
             print(piece, end="", flush=True)
@@ -253,10 +247,9 @@ def stream(answer: Generation) -> bool:
     finally:
         if answer.text and not answer.text.endswith("\n"):
             print(flush=True)
-    return answer.finish_reason != "cancelled"
 
 
-def figures(model: Model, args: argparse.Namespace, answer: Generation) -> str:
+def say_figures(model: Model, args: argparse.Namespace, answer: Generation) -> None:
     """One line about an answer; what cut it short gets a line of its own."""
     n = len(answer.tokens)
     if answer.dropped:
@@ -265,10 +258,9 @@ def figures(model: Model, args: argparse.Namespace, answer: Generation) -> str:
         log.warning("the context of %d tokens is full: the text ends here", model.ctx)
     read = _rate(answer.prompt_tokens, answer.prompt_tokens, answer.prefill_seconds)
     written = _rate(n, n - 1, answer.decode_seconds)  # the first one comes with the prefill
-    drawn = args.seed is None and args.temperature != 0
-    seed = f", seed {answer.seed}" if drawn else ""
-    device = device_name(model.runner.targets[0])
-    return f"umbel: {device}: prompt {read}, answer {written}, {answer.finish_reason}{seed}"
+    device = device_name(model.runner.targets[0].device)
+    end = f"{answer.finish_reason}, seed {answer.seed}"
+    say(f"umbel: {device}: prompt {read}, answer {written}, {end}")
 
 
 def _rate(n: int, timed: int, seconds: float) -> str:
@@ -276,8 +268,8 @@ def _rate(n: int, timed: int, seconds: float) -> str:
     return f"{n} token{'s' * (n != 1)}{rate}"
 
 
-def device_name(target: Target) -> str:
-    return f"{target.name} (simulated)" if target.device.simulated else target.name
+def device_name(device: Device) -> str:
+    return f"{device.name} (simulated)" if device.simulated else device.name
 
 
 def sizes(file: GGUFFile) -> tuple[int, int]:
@@ -296,13 +288,9 @@ def show_json(data: object) -> None:
 
 
 def show_table(rows: Iterable[Sequence[object]]) -> None:
-    """Columns; on a terminal, long lines go on below their last column."""
+    """A line for each row, in columns."""
     texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)][:-1]
-    tty = sys.stdout is not None and sys.stdout.isatty()
-    room = shutil.get_terminal_size().columns if tty else sys.maxsize
-    indent = " " * min(sum(widths) + 2 * len(widths), room // 2)
-    for *cells, last in texts:
-        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        line = "  ".join([*padded, last]).rstrip()
-        print(textwrap.fill(line, room, subsequent_indent=indent, break_on_hyphens=False))
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(padded).rstrip())

@@ -8,19 +8,21 @@ from typing import Any
 
 from umbel.cli import common
 
-HELP = """Shows the metadata of a GGUF file, and with --tensors every tensor. Long values are
-cut short; --json writes all of them in full."""
 LONG = 100  # characters of a value
 
 
 def add(commands: common.Commands) -> None:
-    parser = common.command(commands, "inspect", run, HELP)
+    parser = common.command(commands, run, "inspect")
     parser.add_argument("model", metavar="MODEL", help=common.MODEL)
     parser.add_argument("--tensors", action="store_true", help="list the tensors")
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Shows the metadata of a GGUF file, and with --tensors every tensor.
+
+    Long values are cut short; --json writes all of them in full.
+    """
     from umbel import gguf
 
     with gguf.open(common.find(args)) as file:

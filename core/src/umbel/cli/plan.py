@@ -19,22 +19,20 @@ if TYPE_CHECKING:
     from umbel.models import StepShape
     from umbel.plan import Plan
 
-HELP = """Shows which device computes what, why others refused, and the memory it takes."""
 USUAL = "runs there"  # the reason that needs no telling
 
 
 def add(commands: common.Commands) -> None:
-    parser = common.command(commands, "plan", run, HELP)
+    parser = common.command(commands, run, "plan")
     parser.add_argument("model", metavar="MODEL", help=common.MODEL)
     parser.add_argument("--nodes", action="store_true", help="list every node")
-    text = "tokens of the prompt (one prefill step)"
-    parser.add_argument("--tokens", type=common.whole(1), metavar="N", help=text)
     common.add_load(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Shows which device computes what, why others refused, and the memory it takes."""
     with common.load(args) as model:
-        for shape in _shapes(model, args.tokens):
+        for shape in _shapes(model):
             plan = model.runner.plan(shape)
             n, splits = len(plan.placement.nodes), len(plan.splits)
             print(f"{shape.tokens} of {shape.kv_length} tokens: {n} nodes in {splits} splits")
@@ -43,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shapes(model: Model, tokens: int | None) -> list[StepShape]:
+def _shapes(model: Model) -> list[StepShape]:
     """The steps whose plans are shown."""
     from umbel.models import StepShape
 
     runner = model.runner
-    n = min(tokens or model.ctx, model.ctx, runner.settings.ubatch)
+    n = runner.longest_piece
     if runner.definition.architecture.pooled:
         return [StepShape(n, 1, n, n)]
     return [runner.padded(StepShape(tokens, 1, model.ctx, 1)) for tokens in (1, n)]
@@ -56,7 +54,8 @@ def _shapes(model: Model, tokens: int | None) -> list[StepShape]:
 
 def _show(plan: Plan, every: bool) -> None:
     placed = [
-        (common.device_name(p.target), _operation(p.node), p) for p in plan.placement.nodes
+        (common.device_name(p.target.device), _operation(p.node), p)
+        for p in plan.placement.nodes
     ]
     rows = []
     for device in dict.fromkeys(name for name, *_ in placed):
@@ -86,5 +85,5 @@ def _show_memory(model: Model) -> None:
         states = (t for name, t in runner.states.tensors.items() if homes[name] is target)
         weights, compute = runner.weights.nbytes(target), runner.arenas.nbytes(target)
         sizes = map(common.mib, (weights, sum(t.nbytes for t in states), compute))
-        rows.append((common.device_name(target), *sizes))
+        rows.append((common.device_name(target.device), *sizes))
     common.show_table(rows)

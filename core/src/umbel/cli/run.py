@@ -7,12 +7,9 @@ import argparse
 from umbel.cli import common
 from umbel.errors import OptionError
 
-HELP = """Completes a text. With --chat, --demo, --system or --chat-template the text is a
-message instead, and the model answers it. Without TEXT, or where it is "-", stdin is read."""
-
 
 def add(commands: common.Commands) -> None:
-    parser = common.command(commands, "run", run, HELP)
+    parser = common.command(commands, run, "run")
     parser.add_argument("model", nargs="?", metavar="MODEL", help=common.MODEL)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="what to complete or answer")
     parser.add_argument("--chat", action="store_true", help="answer, do not complete")
@@ -24,11 +21,16 @@ def add(commands: common.Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Completes a text.
+
+    With --chat, --demo, --system or --chat-template the text is a message instead, and the
+    model answers it. Without TEXT, or where it is "-", stdin is read.
+    """
     if args.demo and args.text is None:
         args.model, args.text = None, args.model
     common.find(args)
     settings = common.answer_settings(args) | {"keep": args.keep}
-    messages = [] if args.system is None else [{"role": "system", "content": args.system}]
+    messages = common.system_message(args)
     chat = args.chat or args.demo or args.chat_template is not None or bool(messages)
     if chat and args.special:
         msg = "control tokens in messages are always plain text"
@@ -40,6 +42,6 @@ def run(args: argparse.Namespace) -> int:
             answer = model.chat(messages, template=args.chat_template, **settings)
         else:
             answer = model.generate(text, special=args.special, **settings)
-        whole = common.stream(answer)
-        common.say(common.figures(model, args, answer))
-    return 0 if whole else 130
+        common.stream(answer)
+        common.say_figures(model, args, answer)
+    return 130 if answer.finish_reason == "cancelled" else 0

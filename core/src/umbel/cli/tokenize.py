@@ -6,12 +6,9 @@ import argparse
 
 from umbel.cli import common
 
-HELP = """Shows the tokens of a text, one a line: id and piece. Without a text, or with "-",
-stdin is read."""
-
 
 def add(commands: common.Commands) -> None:
-    parser = common.command(commands, "tokenize", run, HELP)
+    parser = common.command(commands, run, "tokenize")
     parser.add_argument("model", metavar="MODEL", help=common.MODEL)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the text")
     parser.add_argument("--ids", action="store_true", help="only the ids: [1, 2, 3]")
@@ -19,6 +16,10 @@ def add(commands: common.Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Shows the tokens of a text, one a line: id and piece.
+
+    Without a text, or with "-", stdin is read.
+    """
     from umbel import gguf
     from umbel.text import load_tokenizer
 
@@ -27,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     ids = tokenizer.encode(common.prompt(args.text), special=args.special)
     if args.ids:
         print(ids)
-    for token in ids if not args.ids else ():
+        return 0
+    for token in ids:
         piece = tokenizer.token_bytes(token, special=True)
         try:
             print(f"{token:6}  {piece.decode()!r}")

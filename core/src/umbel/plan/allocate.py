@@ -8,6 +8,7 @@ enters or leaves its splits.
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -124,9 +125,9 @@ class _Allocator:
     def layout(self) -> Layout:
         births, deaths = _by_moment(self.born), _by_moment(self.last)
         for now in sorted({*births, *deaths}):
-            for key in births.get(now, ()):
+            for key in births[now]:
                 self._place(key, now)
-            for key in deaths.get(now, ()):
+            for key in deaths[now]:
                 if key in self.offsets and key not in self.inherited:
                     self.arenas[key[0]].give(self.offsets[key])
         sizes = {name: arena.peak for name, arena in self.arenas.items()}
@@ -160,7 +161,7 @@ class _Allocator:
 
 
 def _by_moment(moments: dict[Key, int]) -> dict[int, list[Key]]:
-    keys: dict[int, list[Key]] = {}
+    keys = defaultdict[int, list[Key]](list)
     for key, moment in moments.items():
-        keys.setdefault(moment, []).append(key)
+        keys[moment].append(key)
     return keys

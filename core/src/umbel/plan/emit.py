@@ -42,7 +42,6 @@ class Placement:
     nodes: tuple[Placed, ...]
     outputs: tuple[Tensor, ...]
     row_writes: tuple[RowWrite, ...]
-    homes: Mapping[str, Target]  # of the states, by name
     refusals: Mapping[str, str]  # "node on device" -> why not
 
 
@@ -54,7 +53,7 @@ def place(graph: Graph, placer: Placer, homes: Mapping[str, Target]) -> Placemen
     wanted = [t for t in graph.outputs if t.op is None or not t.op.writes]
     outputs = tuple(emitter.readable(t, emitter.home(t)) for t in wanted)
     nodes, writes = tuple(emitter.placed), tuple(emitter.row_writes)
-    return Placement(nodes, outputs, writes, homes, dict(placer.refusals))
+    return Placement(nodes, outputs, writes, dict(placer.refusals))
 
 
 class _Emitter:

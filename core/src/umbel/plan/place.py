@@ -8,6 +8,7 @@ of one device are absorbed, after the sweeps of ggml's scheduler.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -162,12 +163,8 @@ class Placer:
 
     def _absorb(self, nodes: Iterable[Tensor], chosen: dict[Tensor, Choice]) -> None:
         """Moves short stretches without weights or state to the device around them."""
-        runs: list[list[Tensor]] = []
-        for node in nodes:
-            if runs and chosen[runs[-1][0]].target is chosen[node].target:
-                runs[-1].append(node)
-            else:
-                runs.append([node])
+        by_device = itertools.groupby(nodes, lambda node: chosen[node].target.name)
+        runs = [list(run) for _, run in by_device]
         for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
             around = chosen[before[0]].target
             closed = around is chosen[after[0]].target and len(run) <= ISLAND
