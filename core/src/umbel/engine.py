@@ -20,75 +20,10 @@ import attrs
 import numpy as np
 
 from umbel.errors import CancelledError, ContextFullError, UmbelError
-from umbel.output import Output
+from umbel.generation import Done, Job, Shifted, Token
 from umbel.runner import Runner
-from umbel.sampling import Sampler
-from umbel.state import Mark
-from umbel.state import Sequence as Seq
 
 T = TypeVar("T")
-
-
-@attrs.frozen
-class Token:
-    """One sampled token, with the characters it completes.
-
-    `logprobs` are (id, log probability) of the best ones and of it.
-    """
-
-    id: int
-    text: str
-    logprobs: tuple[tuple[int, float], ...] = ()
-
-
-@attrs.frozen
-class Shifted:
-    """The context was full: so many tokens after the first `keep` were dropped."""
-
-    dropped: int
-    keep: int
-
-
-@attrs.frozen
-class Done:
-    """The end: "stop" (of the text, or a stop string), "length", "cancelled" or "error"."""
-
-    reason: str
-    text: str = ""  # what was held back
-    error: BaseException | None = None
-
-
-Event = Token | Shifted | Done
-
-
-@attrs.define(eq=False)
-class Job:
-    """One request: prefill `prompt` after `sequence`, then sample up to `max_tokens`.
-
-    When it ends before the prompt is computed, the sequence is what it was, and `pending`
-    too.
-    """
-
-    sequence: Seq
-    prompt: list[int]
-    sampler: Sampler
-    output: Output
-    max_tokens: int
-    stop_ids: frozenset[int] = frozenset()
-    keep: int = -1  # tokens kept in front when the context is shifted; -1: end instead
-    logprobs: int = -1  # how many; -1: none at all
-    pending: list[int] = attrs.field(factory=list)  # follow the sequence, but are not computed
-    done: Callable[[Job], None] = lambda job: None  # called on the engine's thread
-    events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
-    sampled: int = 0
-    wanted: int | None = None  # of the sampled tokens, when it was cancelled
-    cancelled: bool = False
-    ended: bool = False
-    began: float = attrs.field(factory=time.perf_counter)
-    first: float = 0.0  # when the first token was sampled
-    last: float = 0.0
-    pieces: Iterator[list[int]] | None = None
-    mark: Mark | None = None  # held while the prompt is computed
 
 
 @attrs.define(eq=False)
@@ -106,20 +41,15 @@ class Engine:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._posts: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._waiting: deque[Job] = deque()
-        self._prefilling: Job | None = None
+        self._waiting: deque[Job] = deque()  # the prompt of the first one is being computed
         self._decoding: list[Job] = []
         self._current: Sequence[Job | _Call] = ()  # for whom the device computes now
         self._thread: threading.Thread | None = None
         # Reentrant: the garbage collector may cancel a job in the middle of anything.
         self._lock = threading.RLock()
-        self._closed = False
+        self.closed = False
 
     # from any thread
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def submit(self, job: Job) -> None:
         """Queues the job; its events end with `Done`."""
@@ -130,7 +60,7 @@ class Engine:
         job.cancelled, job.wanted = True, wanted
         self._interrupt()
         with contextlib.suppress(UmbelError):  # closed: then it has ended
-            (self.call if wait else self.post)(lambda: self._stop(job))
+            (self.call if wait else self.post)(lambda: self._finish(job, "cancelled"))
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs `function` between two steps and gives its result; Ctrl-C stops it."""
@@ -151,7 +81,7 @@ class Engine:
     def post(self, function: Callable[[], None]) -> None:
         """Runs `function` between two steps, and does not wait for it."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 msg = "the model is closed"
                 raise UmbelError(msg, do="load it again")
             self._posts.put(function)
@@ -162,13 +92,12 @@ class Engine:
     def close(self) -> None:
         """Ends all jobs and the thread."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             thread = self._thread
             if self._current:
                 self.runner.cancel()
             self._posts.put(lambda: None)  # wakes it up
-        if thread not in (None, threading.current_thread()):
-            assert thread is not None
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _interrupt(self) -> None:
@@ -180,8 +109,8 @@ class Engine:
     # on the engine's thread
 
     def _loop(self) -> None:
-        while not self._closed or not self._posts.empty():
-            busy = bool(self._waiting or self._prefilling or self._decoding)
+        while not self.closed or not self._posts.empty():
+            busy = bool(self._waiting or self._decoding)
             try:
                 post = self._posts.get(not busy, self.idle)
             except Empty:
@@ -192,7 +121,7 @@ class Engine:
             else:
                 post()
                 del post  # what it holds can be collected while this thread waits
-        for job in (*self._waiting, *self._decoding, *filter(None, [self._prefilling])):
+        for job in (*self._waiting, *self._decoding):
             self._finish(job, "cancelled")
 
     def _rests(self) -> bool:
@@ -214,10 +143,8 @@ class Engine:
 
     def _turn(self) -> None:
         """One piece of a prompt, then one token for everybody who is decoding."""
-        if self._prefilling is None and self._waiting and self._admits(self._waiting[0]):
-            self._prefilling = self._waiting.popleft()
-        if self._prefilling is not None:
-            self._guard([self._prefilling], self._prefill)
+        if self._waiting and self._admits(self._waiting[0]):
+            self._guard([self._waiting[0]], self._prefill)
         for job in self._decoding:
             if len(job.sequence) >= self.runner.settings.ctx:
                 self._guard([job], self._make_room)
@@ -231,7 +158,7 @@ class Engine:
 
     def _admits(self, job: Job) -> bool:
         """Whether there is a place among those who decode, and cells for the prompt."""
-        if not self._decoding:
+        if job.before is not None or not self._decoding:
             return True
         cells = self.runner.cache.cells
         room = cells is None or cells.free > len(job.prompt) + len(self._decoding)
@@ -251,7 +178,7 @@ class Engine:
     def _computing(self, tasks: Sequence[Job | _Call]) -> Iterator[None]:
         with self._lock:
             self._current = tasks
-            self.runner.cancelled = self._closed or all(task.cancelled for task in tasks)
+            self.runner.cancelled = self.closed or all(task.cancelled for task in tasks)
         try:
             yield
         finally:
@@ -261,16 +188,16 @@ class Engine:
     def _prefill(self, jobs: list[Job]) -> None:
         (job,) = jobs
         cache = self.runner.cache
-        if job.mark is None:
-            job.pieces = self.runner.pieces(job.prompt)
-            job.mark = cache.mark(job.sequence)
-        assert job.pieces is not None
-        logits = self.runner.step([(job.sequence, next(job.pieces))], 1)
-        if len(job.sequence) == job.mark.tokens + len(job.prompt):
-            cache.release(job.mark)
-            job.mark, job.pending, self._prefilling = None, [], None
+        if job.before is None:
+            job.before = cache.fork(job.sequence)
+        left = job.prompt[len(job.sequence) - len(job.before) :]
+        piece = self.runner.piece(left)
+        logits = self.runner.step([(job.sequence, piece)], 1)
+        if len(piece) == len(left):
+            cache.close(job.before)
+            job.before, job.pending = None, []
             cache.snapshot(job.sequence)
-            self._decoding.append(job)
+            self._decoding.append(self._waiting.popleft())
             self._advance(job, logits[0])
 
     def _decode(self, jobs: list[Job]) -> None:
@@ -310,19 +237,13 @@ class Engine:
             job.pending = [*before[len(job.sequence) :], *job.pending]
             raise
 
-    def _stop(self, job: Job) -> None:
+    def _finish(self, job: Job, reason: str, error: BaseException | None = None) -> None:
         if job.ended:  # before it was cancelled: what nobody has read is not wanted
             job.done(job)
-        else:
-            self._finish(job, "cancelled")
-
-    def _finish(self, job: Job, reason: str, error: BaseException | None = None) -> None:
+            return
         job.ended = True
-        if job.mark is not None:  # in the middle of its prompt: as it was before
-            self.runner.cache.restore(job.sequence, job.mark)
-            job.mark = None
-        if self._prefilling is job:
-            self._prefilling = None
+        if job.before is not None:  # in the middle of its prompt
+            self.runner.cache.restore(job.sequence, job.before)
         self._decoding = [j for j in self._decoding if j is not job]
         self._waiting = deque(j for j in self._waiting if j is not job)
         text = job.output.flush()

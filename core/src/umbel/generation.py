@@ -1,10 +1,110 @@
-"""What a request gives back: pieces of text as they come, and at the end the figures."""
+"""A request and what it gives back: pieces of text as they come, at the end the figures.
+
+The engine's thread fills the `Job`, whoever asked reads the `Generation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
-from umbel.engine import Done, Engine, Event, Job, Shifted, Token
+import attrs
+
+from umbel.sampling import Sampler, StopStrings
+from umbel.state import Sequence as Seq
+from umbel.text import StreamDecoder, Tokenizer
+
+if TYPE_CHECKING:
+    from umbel.engine import Engine
+
+
+class Output:
+    """The text of one answer. `before` are the tokens that it continues."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, before: Iterable[int], stop: Sequence[str] = ()
+    ) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopStrings(stop)
+        for token in before:  # past the place where a text starts: there a space is dropped
+            if self._decoder.push_bytes(token):
+                break
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has come, if one has; nothing comes after it."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """The characters that are safe to show after this token, perhaps none."""
+        return self._stops.push(self._decoder.push(token))
+
+    def flush(self) -> str:
+        """What was held back, when no more tokens come."""
+        return self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+
+@attrs.frozen
+class Token:
+    """One sampled token, with the characters it completes.
+
+    `logprobs` are (id, log probability) of the best ones and of it.
+    """
+
+    id: int
+    text: str
+    logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@attrs.frozen
+class Shifted:
+    """The context was full: so many tokens after the first `keep` were dropped."""
+
+    dropped: int
+    keep: int
+
+
+@attrs.frozen
+class Done:
+    """The end: "stop" (of the text, or a stop string), "length", "cancelled" or "error"."""
+
+    reason: str
+    text: str = ""  # what was held back
+    error: BaseException | None = None
+
+
+Event = Token | Shifted | Done
+
+
+@attrs.define(eq=False)
+class Job:
+    """One request: prefill `prompt` after `sequence`, then sample up to `max_tokens`.
+
+    When it ends before the prompt is computed, the sequence is what it was, and `pending`
+    too.
+    """
+
+    sequence: Seq
+    prompt: list[int]
+    sampler: Sampler
+    output: Output
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    keep: int = -1  # tokens kept in front when the context is shifted; -1: end instead
+    logprobs: int = -1  # how many; -1: none at all
+    pending: list[int] = attrs.field(factory=list)  # follow the sequence, but are not computed
+    done: Callable[[Job], None] = lambda job: None  # called on the engine's thread
+    events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
+    sampled: int = 0
+    wanted: int | None = None  # of the sampled tokens, when it was cancelled
+    cancelled: bool = False
+    ended: bool = False
+    began: float = attrs.field(factory=time.perf_counter)
+    first: float = 0.0  # when the first token was sampled
+    last: float = 0.0
+    before: Seq | None = None  # a fork, while the prompt is computed
 
 
 class Generation(Iterator[str]):

@@ -217,7 +217,8 @@ def doctor() -> Sequence[str]:  # type: ignore[empty-body]
 
 @hookspec
 def commands(cli: Any) -> None:
-    """Adds `umbel <backend> ...` to the argparse sub-parsers `cli`. Default: none."""
+    """Adds `umbel <backend> ...` to the argparse sub-parsers `cli`: one parser, named like the
+    backend, that sets `run=callable(args) -> int`, which gives the exit code. Default: none."""
 
 
 @hookspec

@@ -7,7 +7,7 @@ A batch is either one sequence with many tokens (prefill) or many sequences with
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -168,17 +168,18 @@ class Runner:
         piece fails or is cancelled, the sequence is what it was.
         """
         self.check_room(len(sequence) + len(ids))
-        mark = self.cache.mark(sequence)
+        before = self.cache.fork(sequence)
         parts: list[np.ndarray] = []
         try:
-            for piece in self.pieces(ids):
-                logits = self.step([(sequence, piece)], len(piece) if every else 1)
-                parts = [*parts, logits] if every else [logits]
+            while ids:
+                piece = self.piece(ids)
+                parts.append(self.step([(sequence, piece)], len(piece) if every else 1))
+                ids = ids[len(piece) :]
         except BaseException:
-            self.cache.restore(sequence, mark)
+            self.cache.restore(sequence, before)
             raise
-        self.cache.release(mark)
-        return np.concatenate(parts)
+        self.cache.close(before)
+        return np.concatenate(parts) if every else parts[-1]
 
     def decode(self, sequences: Sequence[Seq], ids: Sequence[int]) -> np.ndarray:
         """One token more for each of at most `widest` sequences: logits (n, n_vocab)."""
@@ -214,15 +215,12 @@ class Runner:
                 do="shorten it, or load the model with a larger ctx",
             )
 
-    def pieces(self, ids: list[int]) -> Iterator[list[int]]:
-        """The pieces in which a prompt is prefilled."""
-        at = 0
-        while at < len(ids):
-            n = min(self.longest_piece, len(ids) - at)
-            if self.recurrent and self.buckets:  # padding tokens would change the state
-                n = max((b for b in self.buckets if b <= n), default=1)
-            yield ids[at : at + n]
-            at += n
+    def piece(self, ids: list[int]) -> list[int]:
+        """The first tokens of a prompt: as many as one step takes."""
+        n = min(self.longest_piece, len(ids))
+        if self.recurrent and self.buckets:  # padding tokens would change the state
+            n = max((b for b in self.buckets if b <= n), default=1)
+        return ids[:n]
 
     def step(self, batch: Batch, rows: int) -> np.ndarray:
         """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
@@ -303,9 +301,9 @@ class Runner:
         """Turns the keys of these cells by so many positions, if that can be done in place."""
         pool = self.cache.cells
         caches = sum(name.startswith("k_cache") for name in self.states.tensors)
-        if self.recurrent or pool is None or len(self.cache_ropes) < caches:
+        if self.recurrent or pool is None or pool.shared(cells):
             return False
-        if pool.shared(cells):
+        if len(self.cache_ropes) < caches:
             return False
         padded = np.zeros(-(-len(cells) // LENGTH) * LENGTH, np.int32)
         padded[: len(cells)] = cells

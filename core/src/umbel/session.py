@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from umbel.engine import Engine, Job
+from umbel.engine import Engine
 from umbel.errors import OptionError, UmbelError
-from umbel.generation import Generation
+from umbel.generation import Generation, Job, Output
 from umbel.loading import number
-from umbel.output import Output
 from umbel.sampling import Sampler, breaker_tokens
 from umbel.sampling import Settings as Sampling
 from umbel.state import Sequence as Seq

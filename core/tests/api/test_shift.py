@@ -77,6 +77,19 @@ def test_a_shifted_context_is_not_resumed(shared):
         assert 19 == session.resume(left)
 
 
+def test_a_restored_shifted_context_is_not_resumed(shared, tmp_path):
+    """Saving and restoring does not make it one that was never shifted."""
+    model = shared("llama", ctx=32)
+    with model.open() as session:
+        session.feed(IDS * 3)
+        session.generate(keep=4, **SETTINGS | {"max_tokens": 9}).read()
+        session.save(tmp_path / "s")
+    with model.restore(tmp_path / "s") as session:
+        left = session.tokens[:20]
+        assert 0 == session.resume(left)
+        assert np.abs(model.logits(left)[-1] - session.feed()).max() < 1e-4
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "lfm2"])
 def test_a_shift_that_fails_loses_no_token(load, monkeypatch, name):
     """The error ends the answer; the session goes on from all that was there."""

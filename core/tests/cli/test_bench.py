@@ -7,9 +7,6 @@ import json
 import pytest
 
 KEYS = {
-    "model": str,
-    "size": int,
-    "params": int,
     "device": str,
     "threads": int,
     "test": str,
@@ -31,11 +28,10 @@ def test_table(bench):
 
     head, pp, tg = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
-    assert head.split()[:7] == ["model", "size", "params", "device", "threads", "test", "t/s"]
-    assert pp.split()[:6] == ["stories260K", "1.0", "MiB", "0.26", "M", "host:0"]
-    assert "pp8" in pp
-    assert "tg4" in tg
-    assert " ± " in pp
+    assert head.split()[:6] == ["device", "threads", "test", "tps", "stddev", "first_token_ms"]
+    assert pp.split()[::2][:2] == ["host:0", "pp8"]
+    assert tg.split()[::2][:2] == ["host:0", "tg4"]
+    assert len(pp.split()) == len(tg.split()) + 1 == 6
 
 
 def test_json(bench):
@@ -44,7 +40,7 @@ def test_json(bench):
 
     for row in (pp, tg):
         assert {key: type(row[key]) for key in KEYS} == KEYS
-        assert (row["device"], row["runs"], row["params"]) == ("host:0", 2, 260032)
+        assert (row["device"], row["runs"]) == ("host:0", 2)
         assert row["tps"] > 0
         assert row["stddev"] >= 0
     assert (pp["test"], tg["test"]) == ("pp8", "tg4")
@@ -58,7 +54,7 @@ def test_numbers_of_sequences(bench):
     assert [(r["test"], r["sequences"]) for r in rows] == [("pp8+tg4 x1", 1), ("pp8+tg4 x3", 3)]
     for row in rows:
         assert min(row["s_pp"], row["s_tg"]) <= row["tps"] <= max(row["s_pp"], row["s_tg"])
-    assert "S_PP t/s" in bench("-b", "1").out
+    assert "s_pp" in bench("-b", "1").out
 
 
 def test_devices_and_threads(bench, toy):

@@ -39,7 +39,8 @@ def test_answers_line_by_line(chat, completed):
     first = completed("user: Hi\nassistant:")
     said = first.removesuffix("\n")
     second = completed(f"user: Hi\nassistant:{said}\nuser: Who are you?\nassistant:")
-    assert (0, first + second, "") == (done.code, done.out, done.err)
+    assert (0, first + second) == (done.code, done.out)
+    assert done.err.count("umbel: host:0: prompt ") == 2
 
 
 def test_system_message_and_reset(chat, completed):
@@ -47,12 +48,6 @@ def test_system_message_and_reset(chat, completed):
     done = chat("Hi", "/reset", "Hi", words=(*SHORT, "--system", "Be brief"))
 
     assert 2 * completed("system: Be brief\nuser: Hi\nassistant:") == done.out
-
-
-@pytest.mark.parametrize("lines", [('"""One', 'two"""'), ('"""', "One", "two", '"""')])
-def test_message_of_several_lines(chat, completed, lines):
-    """Between three quotes a message may have lines."""
-    assert completed("user: One\ntwo\nassistant:") == chat(*lines).out
 
 
 def test_computed_beginning_is_kept(chat, monkeypatch):
@@ -96,21 +91,16 @@ def test_answer_cut_by_the_context(chat):
     assert "the context of 32 tokens is full: the text ends here" in done.err
 
 
-def test_save_and_load(chat, tmp_path, completed):
-    """A conversation is written as JSON, and goes on in another process."""
+def test_save(chat, tmp_path):
+    """A conversation is written as JSON, and nothing else is left behind."""
     path = tmp_path / "my talk.json"
     first = chat("Hi", f"/save {path}").out
-
-    messages = json.loads(path.read_text())["messages"]
-    done = chat(f"/load {path}", "Who are you?")
 
     said = first.removesuffix("\n")
     assert [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": said},
-    ] == messages
-    prompt = f"user: Hi\nassistant:{said}\nuser: Who are you?\nassistant:"
-    assert completed(prompt) == done.out
+    ] == json.loads(path.read_text())["messages"]
     assert sorted(os.listdir(tmp_path)) == ["my talk.json", "template.jinja"]
 
 
@@ -123,24 +113,7 @@ def test_message_without_an_answer(chat, tmp_path):
     assert json.loads(path.read_text()) == {"messages": []}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"messages": 3}', '{"messages": []}', '{"messages": [{"role": 1}]}'],
-)
-def test_load_of_something_else(chat, tmp_path, text):
-    """A file that is no conversation is an error that names it."""
-    path = tmp_path / "bad.json"
-    path.write_text(text)
-
-    done = chat(f"/load {path}")
-
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("umbel: error: ")
-
-
-@pytest.mark.parametrize(
-    "line", ["/load /nowhere/talk.json", "/save /nowhere/talk.json", "/save", "/sav"]
-)
+@pytest.mark.parametrize("line", ["/save /nowhere/talk.json", "/save", "/sav"])
 def test_bad_commands(chat, line):
     """A file that is not there, or a command that is none, is an error."""
     done = chat(line)

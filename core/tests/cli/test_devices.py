@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 
 def test_host(umbel):
     """The host is always here."""
@@ -13,14 +11,12 @@ def test_host(umbel):
     assert done.out.startswith("host:0  priority 0  NumPy on the CPU  memory_total ")
 
 
-def test_json(umbel, toy):
-    """JSON tells the same, with numbers as numbers, the best device first."""
-    first, second = json.loads(umbel("devices", "--json").out)
+def test_order(umbel, toy):
+    """The best device comes first."""
+    first, second = umbel("devices").out.splitlines()
 
-    keys = ("name", "description", "priority", "simulated", "status")
-    assert tuple(first[key] for key in keys) == ("toy:0", "a toy", 10, False, {})
-    assert second["name"] == "host:0"
-    assert isinstance(second["status"]["memory_total"], int)
+    assert first.split() == ["toy:0", "priority", "10", "a", "toy"]
+    assert second.startswith("host:0  priority 0")
 
 
 def test_simulated_device(umbel, add_toy):

@@ -24,7 +24,7 @@ def test_ctrl_c_stops_the_text(spawn, story):
 
     assert process.returncode == 130
     assert (first + out).endswith(b"\n")
-    assert b", cancelled\n" in err
+    assert b", cancelled, seed " in err
     assert b"Traceback" not in err
 
 

@@ -9,7 +9,7 @@ from umbel import cli
 from umbel.errors import OptionError
 
 RUN = """
---ctx=0 --ctx=-5 --ctx=x --ctx=1e9 --ctx=99999999999999999999 -c= --ubatch=0 --ubatch=x
+--ctx=0 --ctx=-5 --ctx=x --ctx=1e9 --ctx=99999999999999999999 --ctx= --ubatch=0 --ubatch=x
 --threads=-1 --threads=x -t=1.5 --kv=f64 --kv= -n=-2 -n=x -n=1.5 --temp=-1 --temp=x --temp=nan
 --temp=inf --top-k=-2 --top-k=1.5 --top-p=1.1 --top-p=-0.1 --top-p=nan --min-p=2 --typical=-1
 --typical=x --seed=-1 --seed=x --seed=9999999999999999999999 --xtc-probability=2
@@ -20,7 +20,7 @@ RUN = """
 --logit-bias=1=nan --logit-bias=99999=1 --stop= --dry-breakers= --keep=-1 --keep=x --keep=511
 -O=x -O=host -O=host.threads -O=.x=1 --chat-template=/nowhere/x.jinja
 """
-ALSO = {"--repeat-last-n": "penalty", "-c": "--ctx", "-t": "--threads"}
+ALSO = {"--repeat-last-n": "penalty", "-t": "--threads", "-n": "max"}
 
 
 @pytest.mark.parametrize("bad", RUN.split())
@@ -50,7 +50,7 @@ def test_bad_value_of_run(umbel, story, bad):
         ("bench {} --kv f8", "--kv"),
         ("bench {} --device nowhere", "'nowhere'"),
         ("bench", "MODEL"),
-        ("plan {} --tokens 0", "--tokens"),
+        ("plan {} --ubatch 0", "--ubatch"),
         ("plan {} --device host:7", "'host:7'"),
         ("run {} x --device nowhere", "'nowhere'"),
         ("run {} x --device auto,nowhere", "'nowhere'"),
@@ -82,20 +82,17 @@ def test_bad_words(umbel, story, words, named):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["rnu"], "did you mean run?"),
-        (["tokenise"], "did you mean tokenize?"),
-        (["run", "m", "x", "--tmp", "1"], "did you mean --temp?"),
-        (["bench", "m", "--devise", "x"], "did you mean --device?"),
+        (["rnu"], "choose from"),
+        (["run", "m", "x", "--tmp", "1"], "`umbel run --help`"),
         (["run", "m", "x", "y"], "`umbel run --help`"),
-        (["run", "m", "x", "--kv", "f61"], "did you mean f16?"),
-        (["--verison"], "did you mean --version?"),
+        (["run", "m", "x", "--kv", "f61"], "q8_0"),
+        (["--verison"], "`umbel --help`"),
         (["--debug"], "`umbel --help`"),
         (["--"], "`umbel --help`"),
-        (["nonsense"], "choose from"),
     ],
 )
-def test_suggestions(umbel, words, hint):
-    """A word that is unknown is answered with the one that was meant."""
+def test_unknown_words(umbel, words, hint):
+    """A word that is unknown is answered with where to find those that there are."""
     done = umbel(*words)
 
     assert (done.code, done.out) == (2, "")

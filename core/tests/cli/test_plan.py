@@ -9,13 +9,13 @@ import pytest
 
 def test_host(umbel, story):
     """A plan for one token and one for a prompt, and the memory they take."""
-    done = umbel("plan", story, "--tokens", "16")
+    done = umbel("plan", story)
 
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
     assert lines[0] == "1 of 512 tokens: 79 nodes in 1 splits"
-    assert lines[2] == "16 of 512 tokens: 79 nodes in 1 splits"
-    assert "36 mul_mat" in lines[1]
+    assert lines.count("512 of 512 tokens: 79 nodes in 1 splits") == 1
+    assert lines.count("  host:0  36  mul_mat") == 2
     assert lines[-2].split() == ["device", "weights", "state", "compute"]
     assert "host:0  1.0 MiB  0.6 MiB" in lines[-1]
 
@@ -33,8 +33,8 @@ def test_two_devices(umbel, story, toy):
     done = umbel("plan", story, "--device", "toy")
 
     assert done.code == 0
-    assert re.search(r"  toy:0   \d+ +\d+ mul_mat", done.out)
-    assert re.search(r"  host:0  \d+ +\d+ get_rows", done.out)
+    assert re.search(r"  toy:0   \d+ +mul_mat", done.out)
+    assert re.search(r"  host:0  \d+ +get_rows", done.out)
     assert re.search(r"host:0 +\d+ get_rows +toy:0: not in a toy", done.out)
     assert re.search(r"toy:0 +10 swiglu +decomposed: toy:0: not in a toy", done.out)
     assert re.search(r"\ntoy:0 +1.0 MiB", done.out)
@@ -48,10 +48,10 @@ def test_simulated_device(umbel, story, add_toy):
     assert "toy:0 (simulated)" in umbel("plan", story, "--device", "toy").out
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("bert", "8 of 8"), ("mamba", "1 of")])
+@pytest.mark.parametrize(("name", "nodes"), [("bert", "128 of 128"), ("mamba", "1 of")])
 def test_other_kinds(umbel, oracles, name, nodes):
     """Encoders and recurrent models have plans too."""
-    done = umbel("plan", str(oracles / f"{name}.gguf"), "--tokens", "8")
+    done = umbel("plan", str(oracles / f"{name}.gguf"))
 
     assert done.code == 0
     assert done.out.startswith(f"{nodes} ")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from umbel import plugins
 
@@ -27,15 +25,6 @@ def test_text(umbel, toy):
     assert "toy   ok  umbel-toy 1.0  toy:0" in done.out
     assert "toy  a wheel is loose" in done.out
     assert "-O host.threads=" in done.out
-
-
-def test_json(umbel, toy):
-    """JSON tells the same."""
-    facts = json.loads(umbel("plugins", "--json").out)
-
-    assert sorted(row["name"] for row in facts["plugins"]) == ["host", "toy"]
-    assert facts["findings"] == [["toy", "a wheel is loose"]]
-    assert "-O host.dequantise=" in facts["options"]
 
 
 def test_fault(umbel, broken):

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from umbel import gguf, loading
-from umbel.engine import Done, Engine, Job
+from umbel.engine import Engine
 from umbel.errors import CancelledError
+from umbel.generation import Done, Job
 from umbel.plugins import Plugins
 from umbel.runner import Runner, Settings
 from umbel.sampling import Sampler
@@ -57,9 +58,8 @@ class FakeRunner:
     def room(self) -> int:
         return self.cache.cells.free
 
-    def pieces(self, ids: list[int]) -> Iterator[list[int]]:
-        n = self.settings.ubatch
-        return (ids[i : i + n] for i in range(0, len(ids), n))
+    def piece(self, ids: list[int]) -> list[int]:
+        return ids[: self.settings.ubatch]
 
     def decode(self, sequences: list[Sequence], ids: list[int]) -> np.ndarray:
         return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))

@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
-from umbel.engine import Shifted, Token
 from umbel.errors import ContextFullError, SamplingError
+from umbel.generation import Shifted, Token
 
 
 def ids(events):

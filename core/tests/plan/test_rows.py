@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from umbel.plan import rows
+from umbel.plan import emit
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(rows, "LEAST", 4000)
+    monkeypatch.setattr(emit, "LEAST", 4000)
 
 
 def pair(kit, names=("npu:0", "npu:1"), **how):

@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
     @rule(pair=consumes(live))
     def close(self, pair):
         if id(pair) in self.marks:
-            self.cache.release(self.marks.pop(id(pair))[0])
+            self.cache.close(self.marks.pop(id(pair))[0])
         for _ in range(2):
             self.cache.close(pair[0])
         assert (pair[0].tokens, len(pair[0].cells), pair[0].slot) == ([], 0, ZERO_SLOT)
@@ -121,20 +121,20 @@ class Machine(RuleBasedStateMachine):
     @rule(pair=live)
     def mark(self, pair):
         if id(pair) not in self.marks:
-            self.marks[id(pair)] = self.cache.mark(pair[0]), len(pair[1].history)
+            before = Plain(pair[1].history, pair[1].snapshots)
+            self.marks[id(pair)] = self.cache.fork(pair[0]), before
 
     @rule(pair=live)
     def restore(self, pair):
         if id(pair) in self.marks:
-            mark, n = self.marks.pop(id(pair))
-            self.cache.restore(pair[0], mark)
-            del pair[1].history[n:]
-            pair[1].snapshots = [s for s in pair[1].snapshots if s <= n]
+            fork, before = self.marks.pop(id(pair))
+            self.cache.restore(pair[0], fork)
+            pair[1].history, pair[1].snapshots = before.history, before.snapshots
 
     @rule(pair=live)
     def release(self, pair):
         if id(pair) in self.marks:
-            self.cache.release(self.marks.pop(id(pair))[0])
+            self.cache.close(self.marks.pop(id(pair))[0])
 
     @rule(pair=live, start=st.integers(0, 9), n=st.integers(1, 9))
     def drop_span(self, pair, start, n):
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         """Tokens, cells and slots hold what the plain model says; nothing leaks."""
         cells, slots = [0] * CELLS, [0] * SLOTS
         cells[0], slots[0], slots[1] = 1, 1, 1
-        for sequence, plain in self.pairs:
+        for sequence, plain in (*self.pairs, *self.marks.values()):
             assert plain.history == sequence.tokens
             assert len(plain.history) == len(sequence)
             if self.kv:
@@ -162,8 +162,6 @@ class Machine(RuleBasedStateMachine):
                 for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
                     slots[slot] += slot > ZERO_SLOT
             assert self.recurrent or not sequence.snapshots
-        for mark, _ in self.marks.values():
-            slots[mark.slot] += self.recurrent and mark.slot > ZERO_SLOT
         expected = [cells] * self.kv + [slots] * self.recurrent
         assert expected == self._counts()
 
@@ -188,10 +186,10 @@ def test_a_snapshot_of_what_was_undone_is_gone():
     after."""
     cache = Cache(None, Pool(10, 2, "slots"))
     sequence = Sequence()
-    mark = cache.mark(sequence)
+    before = cache.fork(sequence)
     cache.commit(sequence, [1, 2], cache.begin(sequence, 2))
     cache.snapshot(sequence)
-    cache.restore(sequence, mark)
+    cache.restore(sequence, before)
     cache.commit(sequence, [7, 8, 9], cache.begin(sequence, 3))
     assert cache.rewind(sequence, 2) == 0
     assert cache.slots.free == 8

@@ -435,9 +435,9 @@ LOOP = "{% for i in range(99999) %}"
 GROW = "{% set ns = namespace(a=['x'], s='x') %}{% for i in range(90) %}"
 ENDLESS = {
     "loops": LOOP * 2 + "{% endfor %}" * 2,
-    "loops over a list": "{% set r = range(99999)|list %}"
-    + "{% for a in r %}" * 2
-    + "{% endfor %}" * 2,
+    "loops over a list": "{% set r = range(9999)|list %}"
+    + "{% for a in r %}" * 3
+    + "{% endfor %}" * 3,
     "texts": LOOP * 2 + "some text" + "{% endfor %}" * 2,
     "captured texts": "{% set x %}" + LOOP * 2 + "text" + "{% endfor %}" * 2 + "{% endset %}",
     "filtered loop": ("{% for a in range(99999)|select('eq', 1) %}{% endfor %}") * 999,
@@ -451,19 +451,19 @@ ENDLESS = {
     + "{{ d[t] }}{% endfor %}",
     "tests": "{{ range(99999)|reject('in', ['x'] * 99999)|list|length }}",
     "sorting": LOOP + "{{ range(99999)|sort|length }}{% endfor %}",
-    "attributes": "{{ ('x' * 999999)|map(attribute='y', default='z' * 999999)|join|length }}",
+    "attributes": "{{ ('x' * 99999)|map(attribute='y', default='z' * 99999)|join|length }}",
     "generators": "{% set ns = namespace(g=[1]) %}"
     + LOOP * 2
     + "{% set ns.g = ns.g|map('string') %}"
     + "{% endfor %}" * 2,
-    "attribute that is a tuple": "{{ ([{}] * 99999)|map(attribute=('x',) * 99999)|list }}",
-    "loops with a condition": "{% set r = ('x' * 999999)|list %}"
+    "attribute that is a tuple": "{{ ([{}] * 20000)|map(attribute=('x',) * 20000)|list }}",
+    "loops with a condition": "{% set r = ('x' * 99999)|list %}"
     + "{% for i in r if false %}{% endfor %}" * 1500,
     "lists": LOOP * 2 + "{% set x = [1] %}" + "{% endfor %}" * 2,
 }
 HUGE = {
     "text": "{{ 'x' * 10**8 }}",
-    "text twice": "{{ ('x' * 999999) * 999999 }}",
+    "text twice": "{{ ('x' * 99999) * 99999 }}",
     "list": "{{ ([1] * 10**9)|length }}",
     "tuple": "{{ (10**9 * (1,))|length }}",
     "number": "{{ 10 ** (10 ** 10) }}",
@@ -476,20 +476,20 @@ HUGE = {
     "format precision": "{{ '%.1000000000f'|format(1.0) }}",
     "format key": "{{ '%(a)1000000000d' % {'a': 1} }}",
     "format key in brackets": "{{ '%((a))1000000000d' % {'(a)': 1} }}",
-    "format repeated": "{{ ('%(a)s' * 300000) % {'a': 'x' * 999999} }}",
+    "format repeated": "{{ ('%(a)s' * 300000) % {'a': 'x' * 99999} }}",
     "indent": "{{ 'x\ny'|indent(10**9) }}",
     "indent named": "{{ 'x\ny'|indent(width=10**9) }}",
-    "indent text": "{{ ('x\n' * 99999)|indent('x' * 999999) }}",
-    "replace": "{{ ('x' * 999999)|replace('x', 'y' * 999999) }}",
-    "replace named": "{{ ('x' * 999999)|replace(new='y' * 999999, old='x') }}",
-    "replace method": "{{ ('x' * 999999).replace('x', 'y' * 999999) }}",
-    "replace nothing": "{{ ('x' * 999999).replace('', 'y' * 999999) }}",
-    "replace mapped": "{{ (['x'] * 99999)|map('replace', 'x', 'y' * 999999)|list|length }}",
-    "join": "{{ range(99999)|join('x' * 999999) }}",
-    "join named": "{{ range(99999)|join(d='x' * 999999) }}",
-    "join method": "{{ ('x' * 999999).join('y' * 999999) }}",
-    "join of a generator": "{{ ('x' * 20000)|map(attribute='y', default='z' * 999999)|join }}",
-    "tilde": "{% set b = 'x' * 999999 %}{{ " + "~".join("b" * 400) + " }}",
+    "indent text": "{{ ('x\n' * 99999)|indent('x' * 99999) }}",
+    "replace": "{{ ('x' * 99999)|replace('x', 'y' * 99999) }}",
+    "replace named": "{{ ('x' * 99999)|replace(new='y' * 99999, old='x') }}",
+    "replace method": "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
+    "replace nothing": "{{ ('x' * 99999).replace('', 'y' * 99999) }}",
+    "replace mapped": "{{ (['x'] * 99999)|map('replace', 'x', 'y' * 99999)|list|length }}",
+    "join": "{{ range(99999)|join('x' * 99999) }}",
+    "join named": "{{ range(99999)|join(d='x' * 99999) }}",
+    "join method": "{{ ('x' * 99999).join('y' * 99999) }}",
+    "join of a generator": "{{ ('x' * 20000)|map(attribute='y', default='z' * 99999)|join }}",
+    "tilde": "{% set b = 'x' * 777777 %}{{ " + "~".join("b" * 400) + " }}",
     "doubled text": GROW + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
     "added text": GROW + "{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
     "captured text": GROW
@@ -497,6 +497,10 @@ HUGE = {
     "captured literal": "{% set x %}" + LOOP + "x" * 60000 + "{% endfor %}{% endset %}",
     "doubled list": GROW + "{% set ns.a = ns.a + ns.a %}{% endfor %}{{ ns.a }}",
     "nested list": GROW + "{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }}",
+    "nested dict": GROW + "{% set ns.a = {1: ns.a, 2: ns.a} %}{% endfor %}{{ ns.a }}",
+    "texts in namespaces": "{% set b = 'x' * 9999 %}{% set ns = namespace(n=0) %}"
+    + LOOP
+    + "{% set ns.n = namespace(n=ns.n, s=b ~ i) %}{% endfor %}",
     "nested tuple": GROW + "{% set ns.a = (ns.a, ns.a) %}{% endfor %}{{ {ns.a: 1} }}",
     "nested views": GROW
     + "{% set ns.d = {1: [(ns.d or {}).items(), (ns.d or {}).values()]} %}{% endfor %}"
@@ -505,12 +509,12 @@ HUGE = {
     "json deep": "{% set ns = namespace(a=range(99999)|list) %}{% for i in range(900) %}"
     "{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a|tojson(indent=30) }}",
     "json separators": "{{ (range(99999)|list)|tojson(separators=('x' * 99999, ':')) }}",
-    "strip": "{{ ('a' * 600000).strip('b' * 600000 ~ 'a') }}",
-    "search from the right": "{{ ('a' * 999999).rfind('ab' ~ 'a' * 400000) }}",
+    "strip": "{{ ('a' * 400000).strip('b' * 400000 ~ 'a') }}",
+    "search from the right": "{{ ('a' * 300000).rfind('ab' ~ 'a' * 150000) }}",
     "split": "{% set ns = namespace(a=[]) %}"
     + LOOP
-    + "{% set ns.a = [ns.a, ('ab ' * 400000).split(' ')] %}{% endfor %}",
-    "slices": "{% set a = 'x' * 999999 %}"
+    + "{% set ns.a = [ns.a, ('ab ' * 40000).split(' ')] %}{% endfor %}",
+    "slices": "{% set a = 'x' * 99999 %}"
     + "".join(f"{{% set b{i} = a[1:] %}}" for i in range(600)),
     "number by itself": GROW + "{% set ns.n = (ns.n or 3) * (ns.n or 3) %}{% endfor %}",
     "numbers of one hash": "{{ range(0, (2**61 - 1) * 99999, 2**61 - 1)|unique|list }}",

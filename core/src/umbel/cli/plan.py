@@ -46,10 +46,10 @@ def _shapes(model: Model) -> list[StepShape]:
     from umbel.models import StepShape
 
     runner = model.runner
-    n = runner.longest_piece
+    longest = runner.longest_piece
     if runner.definition.architecture.pooled:
-        return [StepShape(n, 1, n, n)]
-    return [runner.padded(StepShape(tokens, 1, model.ctx, 1)) for tokens in (1, n)]
+        return [runner.encoder_shape(longest)]
+    return [runner.padded(StepShape(n, 1, model.ctx, 1)) for n in (1, longest)]
 
 
 def _show(plan: Plan, every: bool) -> None:
@@ -57,12 +57,8 @@ def _show(plan: Plan, every: bool) -> None:
         (common.device_name(p.target.device), _operation(p.node), p)
         for p in plan.placement.nodes
     ]
-    rows = []
-    for device in dict.fromkeys(name for name, *_ in placed):
-        counts = Counter(operation for name, operation, _ in placed if name == device)
-        text = ", ".join(f"{n} {operation}" for operation, n in counts.most_common())
-        rows.append((f"  {device}", sum(counts.values()), text))
-    common.show_table(rows)
+    work = Counter((device, operation) for device, operation, _ in placed)
+    common.show_table((f"  {device}", n, name) for (device, name), n in work.items())
     # The same node of every layer has the same reason.
     told = [(d, re.sub(r"\d+", "N", p.origin), p.reason) for d, _, p in placed]
     why = Counter(row for row in told if row[-1] != USUAL)

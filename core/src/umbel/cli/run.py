@@ -15,7 +15,7 @@ def add(commands: common.Commands) -> None:
     parser.add_argument("--chat", action="store_true", help="answer, do not complete")
     parser.add_argument("--special", action="store_true", help="control tokens in TEXT count")
     text = "first tokens that stay when a full context drops old ones (it ends instead)"
-    parser.add_argument("--keep", type=common.whole(0), metavar="N", help=text)
+    parser.add_argument("--keep", type=int, metavar="N", help=text)
     common.add_answer(parser)
     common.add_load(parser)
 

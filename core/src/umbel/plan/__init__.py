@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from umbel.plan.memory import Arenas, States, Weights
+from umbel.plan.memory import Arenas, States, Target, Weights
 from umbel.plan.place import Placer
 from umbel.plan.plan import Plan, make
-from umbel.plan.target import Target
 
 __all__ = ["Arenas", "Placer", "Plan", "States", "Target", "Weights", "make"]

@@ -8,14 +8,13 @@ enters or leaves its splits.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import attrs
 
 from umbel.graph import Role, Tensor
 from umbel.plan.split import Split
-from umbel.plan.target import Target
+from umbel.plan.memory import Target
 
 Key = tuple[str, Tensor]  # (device, storage)
 PERSISTENT = (Role.WEIGHT, Role.STATE, Role.CONST)
@@ -78,18 +77,17 @@ class _Allocator:
         self.owners: dict[Key, Target] = {}
         self.born: dict[Key, int] = {}
         self.last: dict[Key, int] = {}
-        self.arenas: dict[str, FreeList] = {}
         self.offsets: dict[Key, int] = {}
-        self.inherited: set[Key] = set()  # memory that lives on under another tensor
-        self.copies = [tuple(self._copies(split)) for split in splits]
+        self.copies: list[tuple[Copy, ...]] = []
         now = 0
-        for split, copies in zip(splits, self.copies, strict=True):
-            self._follow(split, copies, now)
+        for split in splits:
+            self.copies.append(tuple(self._copies(split, now)))
+            self._follow(split, now)
             now += len(split.placed)
         for t in wanted:
             self._lives(self.made_on[t], t, now)
 
-    def _copies(self, split: Split) -> Iterable[Copy]:
+    def _copies(self, split: Split, now: int) -> Iterable[Copy]:
         """Whose memory the split reads each storage from; a copy where it cannot be shared."""
         for t in split.inputs:
             key = (split.target.name, t)
@@ -98,22 +96,20 @@ class _Allocator:
                 shared = split.target.reads(source)
                 self.owners[key] = source if shared else split.target
                 if not shared:
+                    self._lives(source, t, now)
+                    self._lives(split.target, t, now)
                     yield Copy(t, source, split.target)
-        for node in split.nodes:
-            self.made_on[node] = self.owners[split.target.name, node] = split.target
 
-    def _follow(self, split: Split, copies: Iterable[Copy], now: int) -> None:
-        for copy in copies:
-            self._lives(copy.source, copy.tensor, now)
-            self._lives(copy.destination, copy.tensor, now)
-        if split.target.info.opaque:  # it may read and write whenever it likes
-            for moment in (now, now + len(split.placed) - 1):
-                for t in split.inputs + split.outputs:
-                    self._lives(split.target, t, moment)
-            return
-        for moment, node in enumerate(split.nodes, now):
-            for t in (*node.inputs, node):
-                self._lives(split.target, t.storage, moment)
+    def _follow(self, split: Split, now: int) -> None:
+        target, nodes = split.target, split.nodes
+        for node in nodes:
+            self.made_on[node] = self.owners[target.name, node] = target
+        uses = [[t.storage for t in (*node.inputs, node)] for node in nodes]
+        if target.info.opaque:  # it may read and write whenever it likes
+            uses = [[*split.inputs, *split.outputs]] * len(nodes)
+        for moment, storages in enumerate(uses, now):
+            for t in storages:
+                self._lives(target, t, moment)
 
     def _lives(self, target: Target, t: Tensor, now: int) -> None:
         if t.role not in PERSISTENT and t.base is None:
@@ -123,29 +119,28 @@ class _Allocator:
             self.last[key] = now
 
     def layout(self) -> Layout:
-        births, deaths = _by_moment(self.born), _by_moment(self.last)
-        for now in sorted({*births, *deaths}):
-            for key in births[now]:
-                self._place(key, now)
-            for key in deaths[now]:
-                if key in self.offsets and key not in self.inherited:
-                    self.arenas[key[0]].give(self.offsets[key])
-        sizes = {name: arena.peak for name, arena in self.arenas.items()}
+        arenas: dict[str, FreeList] = {}
+        living: list[Key] = []  # those that have memory of their own
+        for key in sorted(self.born, key=lambda key: self.born[key]):
+            name, t = key
+            kind = self.targets[name].buffer_type
+            if kind.separate:
+                continue
+            for dead in [k for k in living if self.last[k] < self.born[key]]:
+                living.remove(dead)
+                arenas[dead[0]].give(self.offsets[dead])
+            heritage = self._heritage(key)
+            if heritage is None:
+                arena = arenas.setdefault(name, FreeList(kind.alignment))
+                self.offsets[key] = arena.take(kind.alloc_size(t))
+            else:
+                living.remove(heritage)
+                self.offsets[key] = self.offsets[heritage]
+            living.append(key)
+        sizes = {name: arena.peak for name, arena in arenas.items()}
         return Layout(self.offsets, sizes, tuple(self.copies), self.owners)
 
-    def _place(self, key: Key, now: int) -> None:
-        kind = self.targets[key[0]].buffer_type
-        if kind.separate:
-            return
-        heritage = self._heritage(key, now)
-        if heritage is not None:
-            self.offsets[key] = self.offsets[heritage]
-            self.inherited.add(heritage)
-            return
-        arena = self.arenas.setdefault(key[0], FreeList(kind.alignment))
-        self.offsets[key] = arena.take(kind.alloc_size(key[1]))
-
-    def _heritage(self, key: Key, now: int) -> Key | None:
+    def _heritage(self, key: Key) -> Key | None:
         """An input that dies here, where operation and device allow to overwrite it."""
         name, node = key
         target = self.targets[name]
@@ -154,14 +149,7 @@ class _Allocator:
         storages = [t.storage for t in node.inputs]
         for t in node.inputs if self.made_on[node] is target else ():
             same = (t.shape, t.dtype, t.strides) == (node.shape, node.dtype, node.strides)
-            dies = self.last.get((name, t)) == now and (name, t) in self.offsets
+            dies = (name, t) in self.offsets and self.last[name, t] == self.born[key]
             if same and dies and storages.count(t) == 1:
                 return name, t
         return None
-
-
-def _by_moment(moments: dict[Key, int]) -> dict[int, list[Key]]:
-    keys = defaultdict[int, list[Key]](list)
-    for key, moment in moments.items():
-        keys[moment].append(key)
-    return keys

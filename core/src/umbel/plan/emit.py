@@ -1,9 +1,14 @@
 """Writes the placed graph: every node where it was placed and in the form that was claimed,
-with casts where dtypes differ. The model's graph is never changed."""
+with casts where dtypes differ. The model's graph is never changed.
+
+Where the user has named several devices of one backend first, each holds and multiplies a share
+of the rows of large matrices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -11,9 +16,10 @@ import attrs
 from umbel.gguf.quants import quantise
 from umbel.gguf.types import DType
 from umbel.graph import Builder, Graph, Role, Tensor
-from umbel.plan.place import FLOATS, Choice, Placer, local_dtype, result_dtype
-from umbel.plan.rows import join, shares
-from umbel.plan.target import Target
+from umbel.plan.place import FLOATS, Placer, local_dtype
+from umbel.plan.memory import Target
+
+LEAST = 1 << 20  # values of a matrix that is worth a copy of its input and its results
 
 
 @attrs.frozen(eq=False)
@@ -47,20 +53,14 @@ class Placement:
 
 def place(graph: Graph, placer: Placer, homes: Mapping[str, Target]) -> Placement:
     """Places `graph`; `homes` are those of the states that have one."""
-    homes = placer.homes([graph], homes)
-    emitter = _Emitter(placer, homes, placer.choose(graph, homes))
-    emitter.emit()
-    wanted = [t for t in graph.outputs if t.op is None or not t.op.writes]
-    outputs = tuple(emitter.readable(t, emitter.home(t)) for t in wanted)
-    nodes, writes = tuple(emitter.placed), tuple(emitter.row_writes)
-    return Placement(nodes, outputs, writes, dict(placer.refusals))
+    return _Emitter(graph, placer, homes).placement(graph.outputs)
 
 
 class _Emitter:
-    def __init__(
-        self, placer: Placer, homes: Mapping[str, Target], chosen: Mapping[Tensor, Choice]
-    ) -> None:
-        self.placer, self.homes, self.chosen = placer, homes, chosen
+    def __init__(self, graph: Graph, placer: Placer, homes: Mapping[str, Target]) -> None:
+        self.placer = placer
+        self.homes = placer.homes([graph], homes)
+        self.chosen = placer.choose(graph, self.homes)
         self.builder = Builder(placer.ops)
         self.placed: list[Placed] = []
         self.row_writes: list[RowWrite] = []
@@ -68,18 +68,22 @@ class _Emitter:
         self.origin, self.reason = "", ""
         self._leaves: dict[tuple[object, ...], Tensor] = {}
 
-    def emit(self) -> None:
-        for node, choice in self.chosen.items():
-            form = self.placer.judge(node, choice.target).reason
+    def placement(self, outputs: Iterable[Tensor]) -> Placement:
+        for node, (target, why) in self.chosen.items():
+            form = self.placer.judge(node, target).reason
             self.origin = node.name or node.label
-            self.reason = "; ".join(filter(None, (choice.why, form))) or "runs there"
-            self._node(node, choice.target)
+            self.reason = "; ".join(filter(None, (why, form))) or "runs there"
+            self._node(node, target)
+        wanted = [t for t in outputs if t.op is None or not t.op.writes]
+        readable = tuple(self.readable(t, self.home(t)) for t in wanted)
+        nodes, writes = tuple(self.placed), tuple(self.row_writes)
+        return Placement(nodes, readable, writes, dict(self.placer.refusals))
 
     def home(self, t: Tensor) -> Target:
         """The device in whose memory the model's tensor lies."""
-        choice = self.chosen.get(t.storage)
-        last = self.placer.targets[-1]
-        return choice.target if choice else self.homes.get(t.storage.name, last)
+        if t.storage in self.chosen:
+            return self.chosen[t.storage][0]
+        return self.homes.get(t.storage.name, self.placer.targets[-1])
 
     def readable(self, t: Tensor, target: Target) -> Tensor:
         """As the host reads it after the step: computed, and without gaps."""
@@ -90,7 +94,7 @@ class _Emitter:
 
     def _node(self, node: Tensor, target: Target, *, whole: bool = True) -> None:
         form = self.placer.judge(node, target, whole=whole).form
-        parts = shares(node, self.placer) if target is self.placer.targets[0] else []
+        parts = _shares(node, self.placer) if target is self.placer.targets[0] else []
         if parts:
             self._by_rows(node, parts)
             return
@@ -106,18 +110,21 @@ class _Emitter:
         self.values[node] = self.local(result.result, target)
 
     def _by_rows(self, node: Tensor, parts: list[tuple[Target, Tensor]]) -> None:
+        """Every device computes its share; the first one joins them, or else the host."""
         self.reason = f"rows cut over {', '.join(t.name for t, _ in parts)}"
         for target, part in parts:
             self._as_it_is(part, target)
-        nodes, target = join([part for _, part in parts], self.placer)
-        for joined in nodes:
-            self._as_it_is(joined, target)
-        self.values[node] = self.values[nodes[-1]]
+        first, joined = parts[0]
+        for _, part in parts[1:]:
+            joined = Builder(self.placer.ops).concat(joined, part, axis=len(part.shape) - 1)
+            claimed = self.placer.judge(joined, first).form is not None
+            self._as_it_is(joined, first if claimed else self.placer.targets[-1])
+        self.values[node] = self.values[joined]
 
     def _as_it_is(self, node: Tensor, target: Target) -> None:
         assert node.op is not None
         inputs = [self.local(t, target) for t in node.inputs]
-        stored = None if node.op.writes else result_dtype(node, target)
+        stored = None if node.op.writes else local_dtype(node, target)
         named = {"name": node.name or self.origin, "stored_as": stored, **node.attrs}
         self.values[node] = self._apply(node.op.name, target, self.reason, *inputs, **named)
 
@@ -160,3 +167,27 @@ class _Emitter:
         return self._apply(
             "cast", self.placer.targets[-1], reason, t, name=t.name, dtype=dtype.name
         )
+
+
+def _shares(node: Tensor, placer: Placer) -> list[tuple[Target, Tensor]]:
+    """The parts of a matrix product and who computes them; none where it stays whole."""
+    backend = placer.targets[0].device.backend
+    together = itertools.takewhile(lambda t: t.device.backend == backend, placer.targets[:-1])
+    targets, w = list(together), node.inputs[0]
+    large = w.role is Role.WEIGHT and len(w.shape) == 2 and w.size >= LEAST
+    if len(targets) < 2 or not large or node.op is not placer.ops["mul_mat"]:
+        return []
+    cuts = [w.shape[0] * i // len(targets) for i in range(len(targets) + 1)]
+    parts = [_part(node, *span) for span in itertools.pairwise(cuts)]
+    pairs = list(zip(targets, parts, strict=True))
+    return pairs if all(placer.judge(p, t).form == "" for t, p in pairs) else []
+
+
+def _part(node: Tensor, start: int, stop: int) -> Tensor:
+    w, x = node.inputs
+    where = {"of": w.name, "rows": slice(start, stop)}
+    rows = Tensor(
+        (stop - start, w.shape[1]), w.dtype, w.role, f"{w.name}[{start}:{stop}]", attrs=where
+    )
+    shape = (*node.shape[:-1], stop - start)
+    return attrs.evolve(node, shape=shape, inputs=(rows, x), strides=())

@@ -1,17 +1,54 @@
-"""What outlives a plan: weights on the devices that use them, state, and the arenas plans
-share."""
+"""What outlives a plan: the open devices, weights on those that use them, state, and the
+arenas that plans share."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 import attrs
 import numpy as np
 
 from umbel.errors import OutOfMemoryError
+from umbel.gguf.types import BY_NAME, DType
 from umbel.graph import Tensor
-from umbel.hookspecs import Buffer, Slot
-from umbel.plan.target import Target
+from umbel.hookspecs import Buffer, BufferType, Device, DeviceInfo, Slot, SplitGraph
+
+
+def _nothing(*args: object) -> None:
+    """The default of hooks that may be left out."""
+
+
+@attrs.frozen(eq=False)
+class Target:
+    """An open device as a plan sees it: its answers, its memory and its owner's hooks."""
+
+    device: Device
+    info: DeviceInfo
+    buffer_type: BufferType
+    op_supported: Callable[[Device, Tensor], str | None]
+    graph_compute: Callable[[Device, SplitGraph], None]
+    sync: Callable[[Device], None] = _nothing
+    cancel: Callable[[Device], None] = _nothing
+    forget: Callable[[Device, int], None] = _nothing
+    lock: threading.RLock = attrs.field(factory=threading.RLock)  # one step at a time
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def compute_dtype(self) -> DType:
+        return BY_NAME[self.info.compute_dtype]
+
+    def reads(self, other: Target) -> bool:
+        """Whether this device can use the memory of the other without a copy."""
+        kind = other.buffer_type
+        shared = kind.is_host and self.info.reads_host
+        return other is self or shared or kind.readable_by(self.device)
+
+    def __repr__(self) -> str:
+        return f"<target {self.name}>"
 
 
 class Weights:
@@ -31,8 +68,8 @@ class Weights:
     def slot(self, tensor: Tensor, target: Target) -> Slot:
         """The memory of a weight or constant on `target`, filled at the first call."""
         data = tensor.data
-        content = (tensor.shape, tensor.dtype, None if data is None else data.tobytes())
-        key = (target.name, tensor.name if data is None else content)
+        content = tensor.name if data is None else (tensor.shape, tensor.dtype, data.tobytes())
+        key = (target.name, content)
         if key not in self._slots:
             stored = (tensor, data) if data is not None else self._source(tensor, target)
             self._slots[key] = Slot(target.buffer_type.store(*stored))

@@ -18,8 +18,9 @@ import attrs
 from umbel.errors import DeviceError
 from umbel.gguf.types import BF16, F16, F32, DType
 from umbel.graph import Builder, Graph, Operation, Role, RowsForm, Tensor
-from umbel.plan.target import Target
+from umbel.plan.memory import Target
 
+Choice = tuple[Target, str]  # where a node goes, and why not to the first that would take it
 FLOATS = (F32, F16, BF16)
 ISLAND = 8  # nodes at most in a stretch that is absorbed
 
@@ -30,14 +31,6 @@ class Verdict:
 
     form: str | None  # "" as it is, "decompose", "rows_form"; None: not at all
     reason: str
-
-
-@attrs.frozen(eq=False)
-class Choice:
-    """Where a node of the model goes; `why` not to the first device that would take it."""
-
-    target: Target
-    why: str = ""
 
 
 class Placer:
@@ -70,7 +63,7 @@ class Placer:
         forms = {"decompose": "decomposed", "rows_form": "the plan writes its rows"}
         for form, text in list(forms.items())[: 2 if later else 1]:
             if getattr(node.op, form) is not None:
-                refused = self._refused(*self.expand(node, target, form), target)
+                refused = self._refused(node, target, form)
                 if refused is None:
                     return Verdict(form, f"{text}: {target.name}: {why}")
                 reasons.append(refused)
@@ -86,9 +79,8 @@ class Placer:
         ends = [result.result, *(rows for _, rows, _ in result.writes)]
         return computed(builder.graph(ends)), result
 
-    def _refused(
-        self, pieces: Iterable[Tensor], result: RowsForm, target: Target
-    ) -> str | None:
+    def _refused(self, node: Tensor, target: Target, form: str) -> str | None:
+        pieces, result = self.expand(node, target, form)
         if any(ids.role is not Role.INPUT for _, _, ids in result.writes):
             return "the host does not know where the rows go"
         for piece in pieces:
@@ -124,7 +116,7 @@ class Placer:
                 why = self._reasons(node, better)
                 if better and not why:
                     why = f"where {states[0].name} lives"
-                return Choice(target, why)
+                return target, why
         msg = f"no device can run {node.label}"
         raise DeviceError(msg, got=self._reasons(node, candidates), do="choose another device")
 
@@ -163,14 +155,14 @@ class Placer:
 
     def _absorb(self, nodes: Iterable[Tensor], chosen: dict[Tensor, Choice]) -> None:
         """Moves short stretches without weights or state to the device around them."""
-        by_device = itertools.groupby(nodes, lambda node: chosen[node].target.name)
+        by_device = itertools.groupby(nodes, lambda node: chosen[node][0].name)
         runs = [list(run) for _, run in by_device]
         for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
-            around = chosen[before[0]].target
-            closed = around is chosen[after[0]].target and len(run) <= ISLAND
+            around, _ = chosen[before[0]]
+            closed = around is chosen[after[0]][0] and len(run) <= ISLAND
             if closed and not any(map(_heavy, run)) and all(self._can(n, around) for n in run):
                 why = f"saves copies: what is around it runs on {around.name}"
-                chosen.update(dict.fromkeys(run, Choice(around, why)))
+                chosen.update(dict.fromkeys(run, (around, why)))
 
 
 def computed(graph: Graph) -> tuple[Tensor, ...]:
@@ -199,7 +191,7 @@ def retyped(node: Tensor, target: Target) -> Tensor:
     inputs = tuple(_seen(t, target) for t in node.inputs)
     if node.base is not None:
         return attrs.evolve(node, inputs=inputs)
-    return attrs.evolve(node, dtype=result_dtype(node, target), inputs=inputs, strides=())
+    return attrs.evolve(node, dtype=local_dtype(node, target), inputs=inputs, strides=())
 
 
 def _seen(t: Tensor, target: Target) -> Tensor:
@@ -208,16 +200,7 @@ def _seen(t: Tensor, target: Target) -> Tensor:
         return t
     if t.op is None or not t.op.view:
         return attrs.evolve(t, dtype=dtype, strides=())
-    source = _seen(t.inputs[0], target)
-    spec = t.op.infer(source, **t.attrs)
-    return attrs.evolve(
-        t,
-        dtype=dtype,
-        inputs=(source,),
-        strides=spec.strides or (),
-        base=source.storage,
-        offset=source.offset + spec.offset,
-    )
+    return Builder({}).apply(t.op, _seen(t.inputs[0], target), name=t.name, **t.attrs)
 
 
 def local_dtype(t: Tensor, target: Target) -> DType:
@@ -227,11 +210,4 @@ def local_dtype(t: Tensor, target: Target) -> DType:
         return target.buffer_type.accepts(t.dtype)
     if role is Role.STATE or t.dtype not in FLOATS:
         return t.dtype
-    return target.compute_dtype
-
-
-def result_dtype(node: Tensor, target: Target) -> DType:
-    """The dtype of what `target` computes."""
-    if node.op is not None and (node.op.writes or node.dtype not in FLOATS):
-        return node.dtype
     return target.compute_dtype

@@ -21,10 +21,9 @@ from umbel.graph import Graph, Operation, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
 from umbel.plan.allocate import Copy, Layout, allocate
 from umbel.plan.emit import Placement, RowWrite, place
-from umbel.plan.memory import Arenas, States, Weights
+from umbel.plan.memory import Arenas, States, Target, Weights
 from umbel.plan.place import FLOATS, Placer
 from umbel.plan.split import Split, cut
-from umbel.plan.target import Target
 
 _uids = itertools.count(1)
 
@@ -105,7 +104,8 @@ class Plan:
                 _check_values(step.graph)
         except DeviceError as error:
             if self.check:
-                error.what = f"{_called(step.graph)} on {step.target.name}: {error.what}"
+                nodes = ", ".join(f"{n.label} ({n.op.name})" for n in step.graph.nodes if n.op)
+                error.what = f"{nodes} on {step.target.name}: {error.what}"
             raise
 
     def forget(self) -> None:
@@ -139,7 +139,7 @@ def make(
         binder.steps(),
         binder.inputs(),
         tuple((t, binder.made(t)) for t in placement.outputs),
-        tuple((w, binder.made(w.rows), binder.state(w.state)) for w in placement.row_writes),
+        tuple(map(binder.row_write, placement.row_writes)),
         check,
     )
 
@@ -160,7 +160,7 @@ class _Binder:
         if t.role in (Role.WEIGHT, Role.CONST):
             return self.weights.slot(t, target)
         if t.role is Role.STATE:
-            return self.state(t)
+            return self.states.slots[t.name]
         owner = self.layout.owners[target.name, t]
         key = (owner.name, t)
         if key not in self._slots:
@@ -173,13 +173,13 @@ class _Binder:
                 self._slots[key] = Slot(arena, self.layout.offsets[key])
         return self._slots[key]
 
-    def state(self, t: Tensor) -> Slot:
-        return self.states.slots[t.storage.name]
-
     def made(self, t: Tensor) -> Slot:
         """Where a computed tensor lies on the device that made it."""
         target = next(s.target for s in self.splits if t.storage in s.outputs)
         return self.slot(target, t.storage)
+
+    def row_write(self, write: RowWrite) -> tuple[RowWrite, Slot, Slot]:
+        return write, self.made(write.rows), self.states.slots[write.state.storage.name]
 
     def inputs(self) -> tuple[tuple[Tensor, Slot], ...]:
         """The inputs of the step, on each device that uses them."""
@@ -215,13 +215,6 @@ def _meet(one: Target, other: Target, copies: Sequence[Copy]) -> bool:
     it needs a copy from there, or one of them works in the memory of the other."""
     needed = any(c.source is one for c in copies)
     return one is not other and (needed or one.reads(other) or other.reads(one))
-
-
-def _called(graph: SplitGraph) -> str:
-    """The one node of a split, for `--check`."""
-    node = graph.nodes[-1]
-    assert node.op is not None
-    return f"{node.label} ({node.op.name})"
 
 
 def _check_values(graph: SplitGraph) -> None:

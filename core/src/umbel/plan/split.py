@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 
 import attrs
 
 from umbel.graph import Role, Tensor
 from umbel.plan.emit import Placed
-from umbel.plan.target import Target
+from umbel.plan.memory import Target
 
 
 @attrs.frozen(eq=False)
@@ -63,45 +62,29 @@ def _reads(group: Iterable[Placed]) -> dict[Tensor, None]:
 def _schedule(placed: Sequence[Placed]) -> list[list[Placed]]:
     """An order that stays on a device as long as something is ready there."""
     waits = _before(placed)
-    readers: dict[int, list[int]] = {}
-    ready: dict[str, list[int]] = {}  # by device, earliest first
-    for i, before in enumerate(waits):
-        for j in before:
-            readers.setdefault(j, []).append(i)
-        if not before:
-            heapq.heappush(ready.setdefault(placed[i].target.name, []), i)
     groups: list[list[Placed]] = []
-    while any(ready.values()):
-        name = min((q[0], name) for name, q in ready.items() if q)[1]
-        group: list[Placed] = []
-        while ready[name]:
-            i = heapq.heappop(ready[name])
-            group.append(placed[i])
-            for j in readers.get(i, ()):
-                waits[j].discard(i)
-                if not waits[j]:
-                    heapq.heappush(ready.setdefault(placed[j].target.name, []), j)
+    left = list(range(len(placed)))
+    while left:
+        target = placed[left[0]].target  # what comes first is always ready
+        group, later = [], dict[int, None]()
+        for i in left:
+            if placed[i].target is target and waits[i].isdisjoint(later):
+                group.append(placed[i])
+            else:
+                later[i] = None
         groups.append(group)
+        left = list(later)
     return groups
 
 
 def _before(placed: Sequence[Placed]) -> list[set[int]]:
-    """What each node has to wait for: the makers of its inputs, and whoever used a state
-    before it changes it, or changed it before."""
-    made = {p.node: i for i, p in enumerate(placed)}
-    changed: dict[Tensor, int] = {}
-    used: dict[Tensor, set[int]] = {}
+    """What each node has to wait for: the makers of its inputs, and whoever used the same
+    state before."""
+    latest: dict[Tensor, int] = {}  # who made a storage, or used a state
     waits = []
     for i, node in enumerate(p.node for p in placed):
-        assert node.op is not None
-        before = {made[t.storage] for t in node.inputs if t.storage in made}
-        changes = {node.inputs[k].storage for k in node.op.mutates}
-        for s in {t.storage for t in node.inputs if t.storage.role is Role.STATE}:
-            before |= {changed[s]} if s in changed else set()
-            if s in changes:
-                before |= used.pop(s, set())
-                changed[s] = i
-            else:
-                used.setdefault(s, set()).add(i)
-        waits.append(before)
+        storages = {t.storage for t in node.inputs}
+        waits.append({latest[s] for s in storages if s in latest})
+        latest.update({s: i for s in storages if s.role is Role.STATE})
+        latest[node] = i
     return waits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umbel.state.cache import Cache, Mark, Sequence, Taken
+from umbel.state.cache import Cache, Sequence, Taken
 from umbel.state.pool import Pool
 
-__all__ = ["Cache", "Mark", "Pool", "Sequence", "Taken"]
+__all__ = ["Cache", "Pool", "Sequence", "Taken"]

@@ -39,14 +39,6 @@ class Taken:
     slot: int
 
 
-@attrs.frozen
-class Mark:
-    """A point that a sequence can go back to."""
-
-    tokens: int
-    slot: int
-
-
 class Cache:
     """Hands out places to sequences; `cells` or `slots` is None where the model has none."""
 
@@ -137,19 +129,11 @@ class Cache:
         sequence.cells = sequence.cells[:n].copy()
         del sequence.tokens[n:]
 
-    def mark(self, sequence: Sequence) -> Mark:
-        """Holds the state of now until `release`, or until `restore` goes back to it."""
-        self._keep_slot(sequence.slot)
-        return Mark(len(sequence), sequence.slot)
-
-    def restore(self, sequence: Sequence, mark: Mark) -> None:
-        """Undoes the steps since `mark`, which is spent."""
-        self._forget(sequence, mark.tokens)
-        self._drop_slot(sequence.slot)
-        sequence.slot = mark.slot
-
-    def release(self, mark: Mark) -> None:
-        self._drop_slot(mark.slot)
+    def restore(self, sequence: Sequence, before: Sequence) -> None:
+        """Makes the sequence what it was when it was forked; the fork is spent."""
+        self.close(sequence)
+        for name, value in attrs.asdict(before, recurse=False).items():
+            setattr(sequence, name, value)
 
     def drop_span(self, sequence: Sequence, start: int, stop: int) -> None:
         """Forgets the tokens of a span in the middle, where there is no recurrent state; the

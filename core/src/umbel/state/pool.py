@@ -33,30 +33,22 @@ class Pool:
             msg = f"there are no free {self.what} left"
             do = "close sessions, or load the model with a larger ctx or parallel"
             raise ContextFullError(msg, expected=n, got=self.free, do=do)
-        places = self._following(n, after) if after else None
-        if places is None:
+        places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
+        fits = after and after + n < len(self.references) and not self.references[places].any()
+        if not fits:
             places = self._fresh(n)
         self.references[places] = 1
         return places
 
-    def _following(self, n: int, after: int) -> np.ndarray | None:
-        places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
-        fits = after + n < len(self.references) and not self.references[places].any()
-        return places if fits else None
-
     def _fresh(self, n: int) -> np.ndarray:
         """From the longest free stretch; from its middle, if what stands before may grow."""
         free = np.flatnonzero(self.references == 0).astype(np.int32)
-        if not n:
-            return free[:0]
-        breaks = np.flatnonzero(np.diff(free) != 1) + 1
-        stretches = np.split(free, breaks)
-        longest = max(stretches, key=len)
+        longest = max(np.split(free, np.flatnonzero(np.diff(free) != 1) + 1), key=len)
         if len(longest) < n:
             return free[:n]
         half = len(longest) // 2
-        start = half if longest[0] > self.first and len(longest) - half >= n else 0
-        return longest[start : start + n]
+        grows = 0 < n <= len(longest) - half and longest[0] > self.first
+        return longest[half:][:n] if grows else longest[:n]
 
     def keep(self, places: np.ndarray) -> None:
         """One more user."""
