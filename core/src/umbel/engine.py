@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ import attrs
 import numpy as np
 
 from umbel.errors import CancelledError, ContextFullError, UmbelError
-from umbel.generation import Done, Job, Shifted, Token
+from umbel.generation import Done, Job, Token
 from umbel.runner import Runner
 
 T = TypeVar("T")
@@ -198,17 +199,18 @@ class Engine:
             job.before, job.pending = None, []
             cache.snapshot(job.sequence)
             self._decoding.append(self._waiting.popleft())
-            self._advance(job, logits[0])
+            self._advance(logits[0], jobs)
 
     def _decode(self, jobs: list[Job]) -> None:
         ids = [job.pending[0] for job in jobs]
         logits = self.runner.decode([job.sequence for job in jobs], ids)
         for job, row in zip(jobs, logits, strict=True):
             job.pending = []
-            self._guard([job], lambda _, job=job, row=row: self._advance(job, row))  # type: ignore[misc]
+            self._guard([job], partial(self._advance, row))
 
-    def _advance(self, job: Job, logits: np.ndarray) -> None:
+    def _advance(self, logits: np.ndarray, jobs: list[Job]) -> None:
         """Samples the next token, and ends the job when it is the last."""
+        (job,) = jobs
         if job.max_tokens <= 0:
             self._finish(job, "length")
             return
@@ -232,7 +234,7 @@ class Engine:
         (job,) = jobs
         before = list(job.sequence.tokens)
         try:
-            job.events.put(Shifted(self.runner.shift(job.sequence, job.keep), job.keep))
+            job.dropped += self.runner.shift(job.sequence, job.keep)
         except BaseException:
             job.pending = [*before[len(job.sequence) :], *job.pending]
             raise

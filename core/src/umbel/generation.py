@@ -59,14 +59,6 @@ class Token:
 
 
 @attrs.frozen
-class Shifted:
-    """The context was full: so many tokens after the first `keep` were dropped."""
-
-    dropped: int
-    keep: int
-
-
-@attrs.frozen
 class Done:
     """The end: "stop" (of the text, or a stop string), "length", "cancelled" or "error"."""
 
@@ -75,7 +67,7 @@ class Done:
     error: BaseException | None = None
 
 
-Event = Token | Shifted | Done
+Event = Token | Done
 
 
 @attrs.define(eq=False)
@@ -97,6 +89,7 @@ class Job:
     pending: list[int] = attrs.field(factory=list)  # follow the sequence, but are not computed
     done: Callable[[Job], None] = lambda job: None  # called on the engine's thread
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
+    dropped: int = 0  # tokens, when the context was full
     sampled: int = 0
     wanted: int | None = None  # of the sampled tokens, when it was cancelled
     cancelled: bool = False
@@ -124,16 +117,24 @@ class Generation(Iterator[str]):
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
-        self.dropped = 0  # tokens that context shifts have dropped
         self.seed = job.sampler.seed
         self.prefill_seconds = 0.0  # from the request to the first token
         self.decode_seconds = 0.0  # from the first token to the last
         self._engine, self._job = engine, job
         engine.submit(job)
 
+    @property
+    def dropped(self) -> int:
+        """How many tokens context shifts have dropped."""
+        return self._job.dropped
+
     def __next__(self) -> str:
         while self.finish_reason is None:
-            piece = self._take(self._next_event())
+            try:
+                piece = self._take(self._job.events.get())
+            except KeyboardInterrupt:
+                self.close()
+                raise
             if piece:
                 self.text += piece
                 return piece
@@ -163,17 +164,7 @@ class Generation(Iterator[str]):
         if self.finish_reason is None:
             self._engine.cancel(self._job, len(self.tokens), wait=False)
 
-    def _next_event(self) -> Event:
-        try:
-            return self._job.events.get()
-        except KeyboardInterrupt:
-            self.close()
-            raise
-
     def _take(self, event: Event) -> str:
-        if isinstance(event, Shifted):
-            self.dropped += event.dropped
-            return ""
         if isinstance(event, Token):
             self.tokens.append(event.id)
             if event.logprobs:

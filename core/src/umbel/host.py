@@ -7,19 +7,18 @@ host.memory=` choose.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import attrs
 import numpy as np
 
-from umbel import host_blas
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, UmbelError
 from umbel.graph import Tensor
 from umbel.hookspecs import UMBEL_API as UMBEL_API
@@ -28,13 +27,12 @@ from umbel.host_kernels import Arrays, Step, compile_node
 from umbel.host_memory import Budget, HostBufferType
 
 log = logging.getLogger("umbel")
-T = TypeVar("T")
 
 DEVICE = Device("host:0", "NumPy on the CPU", priority=0)
-_LIMITS = (  # of a container
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+_GROUP = Path("/sys/fs/cgroup")
+_LIMITS = (_GROUP / "memory.max", _GROUP / "memory/memory.limit_in_bytes")  # of a container
+# OpenBLAS as the NumPy wheels carry it (prefixed, 64-bit integers), and as distributions do
+_NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
 
 
 @attrs.define(eq=False)
@@ -42,25 +40,20 @@ class _Host:
     """What is known while the device is open."""
 
     buffer_type: HostBufferType
-    programs: dict[int, list[tuple[Tensor, Step]]] = attrs.field(factory=dict)
+    programs: dict[int, list[Step]] = attrs.field(factory=dict)
     cancelled: bool = False
 
 
 _open: dict[str, _Host] = {}
 
 
-def _bytes(text: str) -> int:
-    """A size such as 800M or 2G."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 1)
-    return _whole(text[:-1] if unit > 1 else text) * unit
-
-
 def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
+    """A whole number that is not negative, or a size such as 800M or 2G."""
+    found = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper())
+    if found is None:
         msg = "a whole number that is not negative is wanted"
         raise ValueError(msg)
-    return int(text)
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 @hookimpl
@@ -74,7 +67,7 @@ def options() -> Sequence[Option]:
     most = "bytes that those copies may take (auto: half of what is free)"
     return [
         Option("dequantise", once, "auto", choices=("auto", "once", "blocks")),
-        Option("memory", most, None, _bytes),
+        Option("memory", most, None, _whole),
         Option("threads", "threads of the BLAS library; 0: as many as it likes", None, _whole),
     ]
 
@@ -88,20 +81,21 @@ def open(
     if mode == "blocks" or limit is None:
         limit = {"once": 1 << 62, "blocks": 0}.get(str(mode), free // 2)
     _set_threads(int(str(options.get("threads") or 0)))
-    _open[device.name] = _Host(HostBufferType(Budget(int(str(limit)))))
+    used = threads()
+    _open[device.name] = _Host(HostBufferType(Budget(int(str(limit))), used))
     return DeviceInfo(
         memory_total=total,
         memory_free=free,
         reads_host=True,
-        details={"numpy": np.__version__, "threads": host_blas.threads()},
+        details={"numpy": np.__version__, "threads": used},
     )
 
 
 def _set_threads(wanted: int) -> None:
-    most = host_blas.cpus()
+    most = cpus()
     if wanted > most:
         log.warning("--threads %d is more than the %d processors: %d it is", wanted, most, most)
-    if not host_blas.set_threads(min(wanted, most) or None) and wanted:
+    if not set_threads(min(wanted, most) or None) and wanted:
         log.warning("--threads has no effect on host:0: this NumPy's BLAS has no such control")
 
 
@@ -122,35 +116,32 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 
 @hookimpl
 def graph_compute(device: Device, graph: SplitGraph) -> None:
-    host = _open[device.name]
+    host, arrays = _open[device.name], Arrays(graph.slots)
     host.cancelled = False
+    program = host.programs.setdefault(graph.uid, [])
     with np.errstate(all="ignore"):
-        if graph.uid not in host.programs:
-            arrays = Arrays(graph.slots)
-            host.programs[graph.uid] = [
-                (n, _named(n, partial(compile_node, n, arrays))) for n in graph.nodes
-            ]
-        for node, step in host.programs[graph.uid]:
+        for i, node in enumerate(graph.nodes):
             if host.cancelled:
                 msg = "the step was cancelled"
                 raise CancelledError(msg, where=device.name)
-            _named(node, step)
+            try:
+                if i == len(program):
+                    program.append(compile_node(node, arrays))
+                program[i]()
+            except UmbelError:
+                raise
+            except Exception as error:
+                raise _failure(node, error) from error
 
 
-def _named(node: Tensor, call: Callable[[], T]) -> T:
-    """What the call returns; its errors name the node."""
-    try:
-        return call()
-    except UmbelError:
-        raise
-    except MemoryError as error:
+def _failure(node: Tensor, error: Exception) -> DeviceError:
+    """What is told when a node fails."""
+    if isinstance(error, MemoryError):
         msg = f"there is no room to compute {node.label}"
         do = "use -O host.dequantise=blocks, or a smaller --ubatch"
-        raise OutOfMemoryError(msg, where=DEVICE.name, got=node, do=do) from error
-    except Exception as error:
-        msg = f"{node.label} failed"
-        why = f"{type(error).__name__}: {error}"
-        raise DeviceError(msg, where=DEVICE.name, got=why) from error
+        return OutOfMemoryError(msg, where=DEVICE.name, got=node, do=do)
+    msg = f"{node.label} failed"
+    return DeviceError(msg, where=DEVICE.name, got=f"{type(error).__name__}: {error}")
 
 
 @hookimpl
@@ -193,3 +184,41 @@ def _number(path: Path, pattern: str) -> int:
         found = re.search(pattern, path.read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
     return 0
+
+
+def cpus() -> int:
+    """The processors that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def set_threads(n: int | None) -> bool:
+    """Sets the thread count for the whole process, None as it was at first; False where this
+    BLAS cannot be asked."""
+    setter, first = _function("set_num_threads"), _first()
+    if setter is not None:
+        setter(n or first)
+    return setter is not None
+
+
+def threads() -> int:
+    """The thread count in use; where this BLAS cannot be asked, one for each processor."""
+    getter = _function("get_num_threads")
+    return cpus() if getter is None else int(getter())
+
+
+_first = cache(threads)
+
+
+@cache
+def _function(name: str) -> Callable[..., int] | None:
+    """From NumPy's own libraries (opened again they are the same), or from the process."""
+    package = Path(np.__file__).parent
+    own = [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]
+    for path in [*map(str, own), None]:
+        with suppress(OSError, TypeError):
+            library = ctypes.CDLL(path)
+            for function in (getattr(library, n.format(name), None) for n in _NAMES):
+                if function is not None:
+                    return function  # type: ignore[no-any-return]
+    return None

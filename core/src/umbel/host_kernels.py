@@ -1,27 +1,29 @@
 """How the host backend runs a node: its reference, or a faster form of it where that pays.
 
 Each function gets a node and how to find arrays, and returns a step: a call without arguments
-that computes into memory whose address is already known.
+that computes into memory whose address is already known. Of a cache, attention reads only what
+is seen: sequences look at their own cells, which mostly lie side by side; causal masks and
+sliding windows hide much of what is left, so queries go through in blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-import attrs
 import numpy as np
 
 from umbel.gguf.quants import dequantise, quantise
 from umbel.gguf.types import F32, DType
-from umbel.graph import Tensor
+from umbel.graph import MASKED, Tensor
 from umbel.hookspecs import Slot
-from umbel.host_attention import cached_attention
 from umbel.host_memory import PIECE, HostWeight
-from umbel.ops.rows import mul_mat_id
+from umbel.ops.rows import mul_mat_id, set_rows
 
 Step = Callable[[], object]
-Source = np.ndarray | Callable[[], np.ndarray]  # an array, or a call that makes it at each step
+Source = Callable[[], np.ndarray]
+BLOCK = 64  # queries of attention at a time
+_LOWEST = np.float32(-3e38)
 
 
 class Arrays:
@@ -47,49 +49,50 @@ class Arrays:
         return array
 
     def source(self, t: Tensor) -> Source:
-        """As a reference reads it: float32, or integers."""
+        """As a reference reads it at each step: float32, or integers."""
         weight = self.weight(t)
         if weight is not None:
             dense = weight.dense(always=len(t.shape) < 2)
-            return partial(weight.values, slice(None)) if dense is None else dense
+            return partial(weight.values, slice(None)) if dense is None else _always(dense)
         raw = self.raw(t)
         if t.dtype is F32 or raw.dtype.kind == "i":
-            return raw
+            return _always(raw)
         return lambda: dequantise(np.ascontiguousarray(raw), t.dtype)
+
+    def sources(self, node: Tensor, changed: Collection[int]) -> list[Source]:
+        """All inputs of a node; those that it changes as they are stored."""
+        return [
+            _always(self.raw(t)) if i in changed else self.source(t)
+            for i, t in enumerate(node.inputs)
+        ]
+
+    def storer(self, node: Tensor) -> Callable[[np.ndarray], None]:
+        """Puts the result into the memory of the node."""
+        out = self.raw(node)
+        if node.dtype.numpy is not None:
+            return lambda values: np.copyto(out, values, casting="unsafe")
+        return lambda values: np.copyto(out, quantise(values, node.dtype))
+
+
+def _always(array: np.ndarray) -> Source:
+    return lambda: array
 
 
 def compile_node(node: Tensor, arrays: Arrays) -> Step:
     """The step that computes `node`."""
     assert node.op is not None
-    special = SPECIAL.get(node.op.name)
-    step = special(node, arrays) if special else None
-    return step or _by_reference(node, arrays)
+    special = SPECIAL.get(node.op.name, _by_reference)
+    return special(node, arrays) or _by_reference(node, arrays)
 
 
 def _by_reference(node: Tensor, arrays: Arrays) -> Step:
-    op = node.op
-    assert op is not None
-    reference, attributes = op.reference, dict(node.attrs)
-    sources: list[Source] = [
-        arrays.raw(t) if i in op.mutates else arrays.source(t)
-        for i, t in enumerate(node.inputs)
-    ]
-    if op.writes:
-        return lambda: reference(*map(_now, sources), **attributes)
-    store = _storer(arrays.raw(node), node.dtype)
-    if all(isinstance(s, np.ndarray) for s in sources):
-        return lambda: store(reference(*sources, **attributes))
-    return lambda: store(reference(*map(_now, sources), **attributes))
-
-
-def _now(source: Source) -> np.ndarray:
-    return source if isinstance(source, np.ndarray) else source()
-
-
-def _storer(out: np.ndarray, dtype: DType) -> Callable[[np.ndarray], None]:
-    if dtype.numpy is not None:
-        return lambda values: np.copyto(out, values, casting="unsafe")
-    return lambda values: np.copyto(out, quantise(values, dtype))
+    assert node.op is not None
+    reference = partial(node.op.reference, **node.attrs)
+    sources = arrays.sources(node, node.op.mutates)
+    if node.op.writes:
+        return lambda: reference(*[source() for source in sources])
+    store = arrays.storer(node)
+    return lambda: store(reference(*[source() for source in sources]))
 
 
 # the operations that weights and caches make expensive
@@ -99,12 +102,11 @@ def _mul_mat(node: Tensor, arrays: Arrays) -> Step | None:
     """BLAS on the copy of the weight, or piece by piece where there is none."""
     w, x = node.inputs
     weight = arrays.weight(w)
-    if weight is None or len(w.shape) != 2 or node.dtype is not F32 or not x.is_contiguous:
+    plain = node.dtype is x.dtype is F32 and x.is_contiguous
+    if weight is None or len(w.shape) != 2 or not plain:
         return None
-    source, dense = arrays.source(x), weight.dense()
-    if not isinstance(source, np.ndarray):
-        return None
-    rows = source.reshape(-1, w.shape[1])
+    dense = weight.dense()
+    rows = arrays.raw(x).reshape(-1, w.shape[1])
     out = arrays.raw(node).reshape(-1, w.shape[0])
     if dense is None:
         return lambda: _mul_mat_in_pieces(weight, rows, out)
@@ -114,31 +116,19 @@ def _mul_mat(node: Tensor, arrays: Arrays) -> Step | None:
 
 
 def _mul_mat_in_pieces(weight: HostWeight, x: np.ndarray, out: np.ndarray) -> None:
-    step = max(1, 8 * PIECE // max(x.shape[1], 1))
+    step = max(1, 4 * PIECE // max(x.shape[1], 1))
     for at in range(0, len(weight.raw), step):
         out[:, at : at + step] = x @ weight.values(slice(at, at + step)).T
 
 
-@attrs.frozen(eq=False)
-class _Experts:
-    """A stack of matrices of which only those that are asked for are dequantised."""
-
-    weight: HostWeight
-    shape: tuple[int, ...]
-
-    def __getitem__(self, expert: int) -> np.ndarray:
-        values: np.ndarray = self.weight.values(slice(expert, expert + 1))[0]
-        return values
-
-
 def _mul_mat_id(node: Tensor, arrays: Arrays) -> Step | None:
+    """Only the experts that are asked for are dequantised."""
     w, x, ids = node.inputs
     weight = arrays.weight(w)
     if weight is None or weight.dense() is not None:
         return None
-    experts, source, chosen = _Experts(weight, w.shape), arrays.source(x), arrays.raw(ids)
-    store = _storer(arrays.raw(node), node.dtype)
-    return lambda: store(mul_mat_id(experts, _now(source), chosen))
+    source, chosen, store = arrays.source(x), arrays.raw(ids), arrays.storer(node)
+    return lambda: store(mul_mat_id(weight, source(), chosen))
 
 
 def _get_rows(node: Tensor, arrays: Arrays) -> Step | None:
@@ -146,25 +136,84 @@ def _get_rows(node: Tensor, arrays: Arrays) -> Step | None:
     a, ids = node.inputs
     if len(a.shape) != 2 or a.dtype is F32:
         return None
-    raw, numbers = arrays.raw(a), arrays.raw(ids)
-    store = _storer(arrays.raw(node), node.dtype)
+    raw, numbers, store = arrays.raw(a), arrays.raw(ids), arrays.storer(node)
     return lambda: store(dequantise(raw[numbers], a.dtype))
 
 
 def _kv_attention(node: Tensor, arrays: Arrays) -> Step | None:
     if node.attrs.get("max_bias", 0.0) or len(node.inputs) > 8 or node.dtype is not F32:
         return None
-    sources = [
-        arrays.raw(t) if i in (3, 4) else arrays.source(t) for i, t in enumerate(node.inputs)
-    ]
-    run = partial(
-        cached_attention,
-        out=arrays.raw(node),
-        dtype=node.inputs[3].dtype,
-        scale=node.attrs["scale"],
-        softcap=node.attrs.get("logit_softcap", 0.0),
-    )
-    return lambda: run(*map(_now, sources))
+    sources = arrays.sources(node, (3, 4))
+    run = partial(_cached_attention, node, arrays.raw(node))
+    return lambda: run(*[source() for source in sources])
+
+
+def _cached_attention(
+    node: Tensor,
+    out: np.ndarray,  # (S*T, H*hv)
+    q: np.ndarray,  # (S, T, H, hd)
+    k: np.ndarray,  # (S, T, Hkv, hd)
+    v: np.ndarray,  # (S, T, Hkv, hv)
+    k_cache: np.ndarray,  # (cells, Hkv*hd), as it is stored
+    v_cache: np.ndarray,
+    cells: np.ndarray,  # (S*T,)
+    table: np.ndarray,  # (S, L)
+    mask: np.ndarray,  # (S, 1, T, L)
+) -> None:
+    """Writes k and v into the caches at `cells`, then attends over the rows `table`."""
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        set_rows(cache, new.reshape(len(cells), -1), cells)
+    dtype, softcap = node.inputs[3].dtype, node.attrs.get("logit_softcap", 0.0)
+    scaled = q * np.float32(node.attrs["scale"])
+    for s, result in enumerate(out.reshape(*q.shape[:2], -1)):
+        span = _span(mask[s, 0])
+        keys = _rows(k_cache, table[s, span], dtype).reshape(-1, *k.shape[2:])
+        values = _rows(v_cache, table[s, span], dtype).reshape(-1, *v.shape[2:])
+        for at in range(0, q.shape[1], BLOCK):
+            part = slice(at, at + BLOCK)
+            bias = mask[s, 0, part, span]
+            seen = _span(bias)
+            result[part] = _attend(
+                scaled[s, part], keys[seen], values[seen], bias[:, seen], softcap
+            )
+
+
+def _span(bias: np.ndarray) -> slice:
+    """The columns from the first to the last that some row sees."""
+    seen = np.flatnonzero((bias > MASKED / 2).any(axis=0))
+    return slice(seen[0], seen[-1] + 1) if len(seen) else slice(0, 0)
+
+
+def _rows(cache: np.ndarray, cells: np.ndarray, dtype: DType) -> np.ndarray:
+    """Rows of the cache as float32; where they lie side by side, without a copy."""
+    n = len(cells)
+    together = n and cells[-1] - cells[0] == n - 1 and (np.diff(cells) == 1).all()
+    rows = cache[cells[0] : cells[0] + n] if together else cache[cells]
+    return dequantise(rows, dtype)
+
+
+def _attend(
+    q: np.ndarray,  # (T, H, hd), scaled
+    k: np.ndarray,  # (n, Hkv, hd)
+    v: np.ndarray,  # (n, Hkv, hv)
+    bias: np.ndarray,  # (T, n)
+    softcap: float,
+) -> np.ndarray:  # (T, H*hv)
+    (t, h, hd), (n, heads) = q.shape, k.shape[:2]
+    rows = q.swapaxes(0, 1).reshape(heads, h // heads * t, hd)  # heads of a group together
+    scores = np.matmul(rows, k.transpose(1, 2, 0))
+    if softcap:
+        np.tanh(scores / softcap, out=scores)
+        scores *= np.float32(softcap)
+    by_head = scores.reshape(h, t, n)
+    by_head += np.where(bias > MASKED / 2, bias, -np.inf)
+    scores -= scores.max(axis=-1, keepdims=True, initial=_LOWEST)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    result = np.matmul(scores, v.swapaxes(0, 1))
+    result /= np.where(total > 0, total, 1)  # where all is hidden there is nothing
+    joined: np.ndarray = result.reshape(h, t, -1).swapaxes(0, 1).reshape(t, -1)
+    return joined
 
 
 SPECIAL: dict[str, Callable[[Tensor, Arrays], Step | None]] = {

@@ -3,14 +3,12 @@ needed."""
 
 from __future__ import annotations
 
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
 
-from umbel import host_blas
 from umbel.errors import OutOfMemoryError
 from umbel.gguf.quants import dequantise
 from umbel.gguf.types import DType
@@ -27,13 +25,15 @@ class Budget:
     limit: int
     used: int = 0
 
-    def take(self, nbytes: int) -> bool:
-        if self.used + nbytes > self.limit:
-            return False
-        self.used += nbytes
-        return True
+    def take(self, weight: HostWeight, nbytes: int) -> bool:
+        """Whether there is room for a copy; it comes back when the weight goes."""
+        fits = self.used + nbytes <= self.limit
+        if fits:
+            self.used += nbytes
+            weakref.finalize(weight, self._give, nbytes)
+        return fits
 
-    def give(self, nbytes: int) -> None:
+    def _give(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -52,8 +52,7 @@ class HostBuffer:
         return int(self.memory.ctypes.data)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        copy: np.ndarray = self.memory[offset : offset + nbytes].copy()
-        return copy
+        return np.array(self.memory[offset : offset + nbytes])
 
     def write(self, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -71,41 +70,44 @@ class HostWeight(HostBuffer):
     """A weight as the file maps it, and its float32 values once they were asked for."""
 
     raw: np.ndarray  # the same memory, as `GGUFFile.array` gives it
-    shape: tuple[int, ...]
-    dtype: DType
-    budget: Budget
+    tensor: Tensor
+    kind: HostBufferType
     _dense: np.ndarray | None = None
-    _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def dense(self, *, always: bool = False) -> np.ndarray | None:
         """All values, as float32 unless they are integers, kept; None when the budget does not
         allow a copy."""
-        with self._lock:
-            if self._dense is None and self.raw.dtype in (np.float32, np.int32):
-                self._dense = self.raw
-            elif self._dense is None:
-                nbytes = self.nbytes // self.dtype.block_bytes * self.dtype.block * 4
-                if self.budget.take(nbytes):
-                    weakref.finalize(self, self.budget.give, nbytes)
-                    self._dense = self.values(slice(None))
-                elif always:
-                    self._dense = self.values(slice(None))
-            return self._dense
+        if self._dense is None and self.raw.dtype in (np.float32, np.int32):
+            self._dense = self.raw
+        elif self._dense is None:
+            allowed = self.kind.budget.take(self, 4 * self.tensor.size)
+            if allowed or always:
+                self._dense = self.values(slice(None))
+        return self._dense
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """One matrix of a stack, or a row."""
+        return self.values(slice(i, i + 1)).reshape(self.shape[1:])
 
     def values(self, rows: slice) -> np.ndarray:
         """Some of the values along the first axis, as float32."""
+        dtype = self.tensor.dtype
         raw = np.ascontiguousarray(self.raw[rows]).view(np.uint8)
-        blocks = raw.reshape(-1, self.dtype.block_bytes)
-        values = np.empty((len(blocks), self.dtype.block), np.float32)
-        step = PIECE // self.dtype.block
+        blocks = raw.reshape(-1, dtype.block_bytes)
+        values = np.empty((len(blocks), dtype.block), np.float32)
+        step = PIECE // dtype.block
 
         def decode(at: int) -> None:
             # as one long row: of many rows the decoder would make smaller pieces again
             piece = blocks[at : at + step].reshape(-1).view(self.raw.dtype)
-            values[at : at + step] = dequantise(piece, self.dtype).reshape(-1, self.dtype.block)
+            values[at : at + step] = dequantise(piece, dtype).reshape(-1, dtype.block)
 
         starts = range(0, len(blocks), step)
-        with ThreadPoolExecutor(host_blas.threads()) as pool:
+        with ThreadPoolExecutor(self.kind.threads) as pool:
             list((pool.map if len(starts) > 1 else map)(decode, starts))
         return values.reshape(-1, *self.shape[1:])
 
@@ -115,6 +117,7 @@ class HostBufferType:
     """Host memory: everything is accepted as the file has it."""
 
     budget: Budget
+    threads: int = 1  # that dequantise
     alignment: int = 64
     max_size: int = 1 << 62
     is_host: bool = True
@@ -141,5 +144,5 @@ class HostBufferType:
         return HostBuffer(memory[start : start + nbytes])
 
     def store(self, tensor: Tensor, array: np.ndarray) -> HostWeight:
-        memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return HostWeight(memory, array, tensor.shape, tensor.dtype, self.budget)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return HostWeight(raw, array, tensor, self)

@@ -18,7 +18,6 @@ from umbel.gguf import quants
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
 from umbel.session import Prompt, Session
-from umbel.state import Sequence as Seq
 from umbel.state import store
 from umbel.text import Tokenizer, load_tokenizer
 from umbel.text.chat import ChatTemplate, from_metadata
@@ -216,24 +215,20 @@ class Model:
 
     def restore(self, path: str | os.PathLike[str]) -> Session:
         """The session that `Session.save` wrote; refused when it is another model's."""
-        self._session()
-        runner = self.runner
-        sequence = self.engine.call(
+        session, runner = self.open(), self.runner
+        session._sequence = self.engine.call(
             lambda: store.load(path, runner.cache, runner.states, self.fingerprint)
         )
-        return self._session(sequence)
+        return session
 
-    def _session(self, sequence: Seq | None = None, transient: bool = False) -> Session:
-        arch = self.runner.definition.hparams.arch
+    def _session(self, *, transient: bool = False) -> Session:
         if self.runner.definition.architecture.pooled:
-            msg = f"{arch} is an encoder: it writes no text"
+            msg = f"{self.runner.definition.hparams.arch} is an encoder: it writes no text"
             raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
         if self.engine.closed:
             msg = "the model is closed"
             raise UmbelError(msg, do="load it again")
-        return Session(
-            self.engine, self.tokenizer, self.fingerprint, sequence, transient=transient
-        )
+        return Session(self, transient=transient)
 
     def close(self) -> None:
         """Stops everything that runs on the model and gives its memory back."""

@@ -190,12 +190,8 @@ class Runner:
         self.check_room(len(ids))
         plan, n = self.plan(self.encoder_shape(len(ids))), len(ids)
         arrays = {t.name: np.zeros(t.shape, np.float32) for t, _ in plan.inputs}
-        given = {"tokens": ids, "positions": range(n)}
-        for name, array in arrays.items():
-            if name in given:
-                array[:n] = given[name]
-            elif name == "mask":
-                array[..., n:] = MASKED
+        arrays["tokens"][:n], arrays["positions"][:n] = ids, range(n)
+        arrays["mask"][..., n:] = MASKED
         return plan.run(arrays, self._stops)[0][:n]
 
     def encoder_shape(self, n: int) -> StepShape:
@@ -208,12 +204,8 @@ class Runner:
         most = self.settings.ctx - answer
         if tokens > most:
             msg = f"the text does not fit into the context of {self.settings.ctx} tokens"
-            raise ContextFullError(
-                msg,
-                expected=f"at most {most} tokens" + ", for an answer to follow" * answer,
-                got=f"{tokens} tokens",
-                do="shorten it, or load the model with a larger ctx",
-            )
+            expected, do = f"at most {most} tokens", "shorten it, or load with a larger ctx"
+            raise ContextFullError(msg, expected=expected, got=f"{tokens} tokens", do=do)
 
     def piece(self, ids: list[int]) -> list[int]:
         """The first tokens of a prompt: as many as one step takes."""
@@ -232,27 +224,22 @@ class Runner:
         shape = self.padded(StepShape(t, len(batch), longest, rows))
         plan = self.plan(shape)
         while True:
+            taken: list[Taken] = []
             try:
-                return self._step(plan, shape, batch)[:rows]
-            except CancelledError:
+                for sequence, ids in batch:
+                    taken.append(self.cache.begin(sequence, len(ids)))
+                arrays = feeds((t.name for t, _ in plan.inputs), shape, batch, taken)
+                logits = plan.run(arrays, self._stops)[0]
+                break
+            except BaseException as error:
+                for places in taken:
+                    self.cache.abort(places)
                 # Unasked: somebody else, on the same device, was meant.
-                if self.cancelled:
+                if self.cancelled or not isinstance(error, CancelledError):
                     raise
-
-    def _step(self, plan: Plan, shape: StepShape, batch: Batch) -> np.ndarray:
-        taken: list[Taken] = []
-        try:
-            for sequence, ids in batch:
-                taken.append(self.cache.begin(sequence, len(ids)))
-            arrays = feeds((t.name for t, _ in plan.inputs), shape, batch, taken)
-            logits = plan.run(arrays, self._stops)[0]
-        except BaseException:
-            for places in taken:
-                self.cache.abort(places)
-            raise
         for (sequence, ids), places in zip(batch, taken, strict=True):
             self.cache.commit(sequence, ids, places)
-        return logits
+        return logits[:rows]
 
     @property
     def room(self) -> int:
@@ -305,11 +292,9 @@ class Runner:
             return False
         if len(self.cache_ropes) < caches:
             return False
-        padded = np.zeros(-(-len(cells) // LENGTH) * LENGTH, np.int32)
-        padded[: len(cells)] = cells
-        plan = self.make(shift_graph(self.cache_ropes, self.definition.ops, len(padded)))
+        plan = self.make(shift_graph(self.cache_ropes, self.definition.ops, len(cells)))
         try:
-            plan.run({"cells": padded, "turns": np.full_like(padded, turns)}, self._stops)
+            plan.run({"cells": cells, "turns": np.full_like(cells, turns)}, self._stops)
         finally:
             plan.forget()
         return True

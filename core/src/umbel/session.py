@@ -7,13 +7,11 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
 
-from umbel.engine import Engine
 from umbel.errors import OptionError, UmbelError
 from umbel.generation import Generation, Job, Output
 from umbel.loading import number
@@ -22,6 +20,9 @@ from umbel.sampling import Settings as Sampling
 from umbel.state import Sequence as Seq
 from umbel.state import store
 from umbel.text import Tokenizer
+
+if TYPE_CHECKING:
+    from umbel.model import Model
 
 T = TypeVar("T")
 Prompt = str | bytes | Sequence[int]
@@ -36,26 +37,19 @@ class Session:
     its place is needed by others. `transient`: it closes itself after a generation.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        fingerprint: str,
-        sequence: Seq | None = None,
-        *,
-        transient: bool = False,
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._fingerprint = fingerprint
-        self._sequence = sequence or Seq()
+    def __init__(self, model: Model, *, transient: bool = False) -> None:
+        self._model = model
+        self._engine = model.engine
+        self._tokenizer = model.tokenizer
+        self._sequence = Seq()
         self._transient = transient
         self._pending: list[int] = []  # tokens that are not computed yet
-        self._generation: Callable[[], Generation | None] = lambda: None
+        self._generation: weakref.ref[Generation] | None = None
 
     @property
     def tokens(self) -> list[int]:
         """All tokens of the session so far."""
+        self._running()
         return [*self._sequence.tokens, *self._pending]
 
     @property
@@ -63,7 +57,7 @@ class Session:
         return self._tokenizer.decode(self.tokens)
 
     def __len__(self) -> int:
-        return len(self._sequence) + len(self._pending)
+        return len(self.tokens)
 
     def feed(self, prompt: Prompt = "", *, special: bool = False) -> np.ndarray:
         """Computes text or token ids; the logits (n_vocab,) float32 after the last token.
@@ -104,7 +98,6 @@ class Session:
         **settings: Any,
     ) -> Generation:
         """Continues the session after `prompt`; the settings are those of `Model.generate`."""
-        self._check_free()
         runner = self._engine.runner
         ctx, n_vocab = runner.settings.ctx, runner.definition.hparams.n_vocab
         limit = UNLIMITED if max_tokens is None else number("max_tokens", max_tokens, 0)
@@ -136,8 +129,8 @@ class Session:
 
     def fork(self) -> Session:
         """A second session with the same past; both go on by themselves."""
-        sequence = self._call(lambda: self._engine.runner.cache.fork(self._sequence))
-        other = Session(self._engine, self._tokenizer, self._fingerprint, sequence)
+        other = Session(self._model)
+        other._sequence = self._call(lambda: self._engine.runner.cache.fork(self._sequence))
         other._pending = list(self._pending)
         return other
 
@@ -147,14 +140,15 @@ class Session:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tokens and state to a file that `Model.restore` reads; whole or not at all."""
+        self._check_free()
         if self._pending:
             self._compute([], every=False)
-        states = self._engine.runner.states
-        self._call(lambda: store.save(Path(path), self._sequence, states, self._fingerprint))
+        states, name = self._engine.runner.states, self._model.fingerprint
+        self._call(lambda: store.save(path, self._sequence, states, name))
 
     def close(self) -> None:
         """Stops what it generates and gives its place back; it is empty then."""
-        generation = self._generation()
+        generation = self._running()
         if generation is not None:
             generation.close()
         with contextlib.suppress(UmbelError):  # the model is closed, and so is all of it
@@ -178,6 +172,7 @@ class Session:
         self, prompt: Prompt, special: bool = False, *, some: bool = False, start: bool = False
     ) -> list[int]:
         """The token ids of a prompt; `start`: it is a whole text, else it goes on."""
+        self._check_free()
         starts = start or not len(self)
         if isinstance(prompt, str | bytes):
             if not prompt and not starts:
@@ -228,9 +223,17 @@ class Session:
 
         return self._call(compute)
 
+    def _running(self) -> Generation | None:
+        """The generation that is not at its end; one that nobody holds has been stopped."""
+        generation = self._generation() if self._generation else None
+        if generation is None and self._generation:
+            with contextlib.suppress(UmbelError):  # the model is closed
+                self._engine.call(lambda: None)
+            self._generation = None
+        return generation if generation and generation.finish_reason is None else None
+
     def _check_free(self) -> None:
-        generation = self._generation()
-        if generation is not None and generation.finish_reason is None:
+        if self._running() is not None:
             msg = "the session is generating"
             raise OptionError(msg, do="read or close the generation first")
 

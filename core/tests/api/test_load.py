@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import pytest
 import umbel
-from umbel import host, host_blas, plugins
+from umbel import host, plugins
 from umbel.errors import (
     ContextFullError,
     DeviceError,
@@ -330,7 +330,7 @@ def test_strict_minds_plugins_that_failed(only_the_host, add_backend, load):
 def test_options_and_threads_reach_the_backend(monkeypatch, load):
     """`threads` goes to whoever has such an option; one given for a backend comes first."""
     threads = []
-    monkeypatch.setattr(host_blas, "set_threads", lambda n: threads.append(n) or True)
+    monkeypatch.setattr(host, "set_threads", lambda n: threads.append(n) or True)
     for wanted, given in ((1, {}), (7, {"threads": 1})):
         monkeypatch.setattr(plugins, "_process", Plugins(only=""))
         load("llama", threads=wanted, options={"host": {"dequantise": "blocks"} | given})

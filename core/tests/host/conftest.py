@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from umbel import gguf, host, host_blas
+from umbel import gguf, host
 from umbel.gguf.quants import quantise
 from umbel.gguf.types import BY_NAME
 from umbel.graph import Builder, Graph, Role, Tensor
@@ -109,7 +109,7 @@ def run() -> Iterator[Run]:
     made.open()
     yield made
     host.close(host.DEVICE)
-    host_blas.set_threads(None)
+    host.set_threads(None)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from umbel import host, host_blas
+from umbel import host
 from umbel.backend import Source, bind, option_values
 from umbel.errors import CancelledError, DeviceError, GraphError, OptionError
 
@@ -64,9 +64,9 @@ def blas(monkeypatch):
     """A BLAS with 4 of 6 processors, and the counts it was given."""
     counts = [4]
     functions = {"set_num_threads": counts.append, "get_num_threads": lambda: counts[-1]}
-    monkeypatch.setattr(host_blas, "_function", functions.get)
-    monkeypatch.setattr(host_blas, "_first", lambda: 4)
-    monkeypatch.setattr(host_blas, "cpus", lambda: 6)
+    monkeypatch.setattr(host, "_function", functions.get)
+    monkeypatch.setattr(host, "_first", lambda: 4)
+    monkeypatch.setattr(host, "cpus", lambda: 6)
     return counts
 
 
@@ -94,8 +94,8 @@ def test_threads_are_restored(blas):
 @pytest.mark.parametrize("asked", [None, 2])
 def test_no_control_over_threads(monkeypatch, caplog, asked):
     """A BLAS that cannot be asked is told of, if somebody wanted something of it."""
-    monkeypatch.setattr(host_blas, "_function", lambda name: None)
-    monkeypatch.setattr(host_blas, "cpus", lambda: 6)
+    monkeypatch.setattr(host, "_function", lambda name: None)
+    monkeypatch.setattr(host, "cpus", lambda: 6)
     info = host.open(host.DEVICE, {"threads": asked}, [])
     assert info.details["threads"] == 6
     assert bool(asked) == any("no effect" in r.message for r in caplog.records)
@@ -103,21 +103,21 @@ def test_no_control_over_threads(monkeypatch, caplog, asked):
 
 def test_processors(monkeypatch):
     """Only those that this process may use count."""
-    monkeypatch.setattr(host_blas.os, "sched_getaffinity", lambda pid: {1, 5, 7}, raising=False)
-    assert host_blas.cpus() == 3
-    monkeypatch.delattr(host_blas.os, "sched_getaffinity")
-    monkeypatch.setattr(host_blas.os, "cpu_count", lambda: 12)
-    assert host_blas.cpus() == 12
-    monkeypatch.setattr(host_blas.os, "cpu_count", lambda: None)
-    assert host_blas.cpus() == 1
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {1, 5, 7}, raising=False)
+    assert host.cpus() == 3
+    monkeypatch.delattr(host.os, "sched_getaffinity")
+    monkeypatch.setattr(host.os, "cpu_count", lambda: 12)
+    assert host.cpus() == 12
+    monkeypatch.setattr(host.os, "cpu_count", lambda: None)
+    assert host.cpus() == 1
 
 
 def test_the_real_blas():
     """The BLAS of this NumPy takes a number, or says that it does not."""
-    if host_blas.set_threads(1):
-        assert host_blas.threads() == 1
-        host_blas.set_threads(None)
-    assert host_blas.threads() >= 1
+    if host.set_threads(1):
+        assert host.threads() == 1
+        host.set_threads(None)
+    assert host.threads() >= 1
 
 
 def test_results_do_not_depend_on_threads(run):

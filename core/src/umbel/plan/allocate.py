@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from umbel.graph import Role, Tensor
-from umbel.plan.split import Split
 from umbel.plan.memory import Target
+from umbel.plan.split import Split
 
 Key = tuple[str, Tensor]  # (device, storage)
 PERSISTENT = (Role.WEIGHT, Role.STATE, Role.CONST)
@@ -38,6 +38,7 @@ class Layout:
     sizes: dict[str, int]  # of the arenas, by device
     copies: tuple[tuple[Copy, ...], ...]  # before each split
     owners: dict[Key, Target]  # whose memory a split on that device uses for the storage
+    made_on: dict[Tensor, Target]
 
 
 class FreeList:
@@ -138,7 +139,7 @@ class _Allocator:
                 self.offsets[key] = self.offsets[heritage]
             living.append(key)
         sizes = {name: arena.peak for name, arena in arenas.items()}
-        return Layout(self.offsets, sizes, tuple(self.copies), self.owners)
+        return Layout(self.offsets, sizes, tuple(self.copies), self.owners, self.made_on)
 
     def _heritage(self, key: Key) -> Key | None:
         """An input that dies here, where operation and device allow to overwrite it."""

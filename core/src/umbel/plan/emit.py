@@ -16,8 +16,8 @@ import attrs
 from umbel.gguf.quants import quantise
 from umbel.gguf.types import DType
 from umbel.graph import Builder, Graph, Role, Tensor
-from umbel.plan.place import FLOATS, Placer, local_dtype
 from umbel.plan.memory import Target
+from umbel.plan.place import FLOATS, Placer, local_dtype
 
 LEAST = 1 << 20  # values of a matrix that is worth a copy of its input and its results
 

@@ -19,7 +19,7 @@ def _nothing(*args: object) -> None:
     """The default of hooks that may be left out."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Target:
     """An open device as a plan sees it: its answers, its memory and its owner's hooks."""
 
@@ -46,9 +46,6 @@ class Target:
         kind = other.buffer_type
         shared = kind.is_host and self.info.reads_host
         return other is self or shared or kind.readable_by(self.device)
-
-    def __repr__(self) -> str:
-        return f"<target {self.name}>"
 
 
 class Weights:

@@ -175,8 +175,7 @@ class _Binder:
 
     def made(self, t: Tensor) -> Slot:
         """Where a computed tensor lies on the device that made it."""
-        target = next(s.target for s in self.splits if t.storage in s.outputs)
-        return self.slot(target, t.storage)
+        return self.slot(self.layout.made_on[t.storage], t.storage)
 
     def row_write(self, write: RowWrite) -> tuple[RowWrite, Slot, Slot]:
         return write, self.made(write.rows), self.states.slots[write.state.storage.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -35,28 +36,23 @@ def cut(
     """
     groups = [[p] for p in placed] if single else _schedule(placed)
     made_in = {p.node: i for i, group in enumerate(groups) for p in group}
-    leaving: list[dict[Tensor, None]] = [
-        {p.node: None for p in group if p.node.base is not None} for group in groups
-    ]  # writes to state
-    for i, group in enumerate(groups):
-        for t in _reads(group):
-            if made_in.get(t, i) != i:
-                leaving[made_in[t]][t] = None
-    for t in wanted:
-        leaving[made_in[t]][t] = None
+    inputs = [
+        tuple(t for t in _reads(group) if made_in.get(t) != i) for i, group in enumerate(groups)
+    ]
+    needed = {*wanted, *itertools.chain(*inputs)}
     return [
-        Split(
-            group[0].target,
-            tuple(group),
-            tuple(t for t in _reads(group) if made_in.get(t) != i),
-            tuple(leaving[i]),
-        )
-        for i, group in enumerate(groups)
+        Split(group[0].target, tuple(group), read, tuple(_outputs(group, needed)))
+        for group, read in zip(groups, inputs, strict=True)
     ]
 
 
 def _reads(group: Iterable[Placed]) -> dict[Tensor, None]:
     return {t.storage: None for p in group for t in p.node.inputs}
+
+
+def _outputs(group: Iterable[Placed], needed: set[Tensor]) -> Iterable[Tensor]:
+    """What others need of a group, and its writes to state."""
+    return (p.node for p in group if p.node in needed or p.node.base is not None)
 
 
 def _schedule(placed: Sequence[Placed]) -> list[list[Placed]]:

@@ -22,7 +22,7 @@ class Sequence:
     """The tokens whose state is known; the position of a token is its index."""
 
     tokens: list[int] = attrs.field(factory=list)
-    cells: np.ndarray = attrs.field(factory=NONE.copy)  # one a token, where there is a KV cache
+    cells: np.ndarray = NONE  # one a token, where there is a KV cache; replaced, never changed
     slot: int = ZERO_SLOT
     snapshots: list[tuple[int, int]] = attrs.field(factory=list)  # (number of tokens, slot)
     shifts: int = 0  # how often the context was shifted
@@ -81,12 +81,8 @@ class Cache:
             self.cells.keep(sequence.cells)
         for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
             self._keep_slot(slot)
-        return attrs.evolve(
-            sequence,
-            tokens=list(sequence.tokens),
-            cells=sequence.cells.copy(),
-            snapshots=list(sequence.snapshots),
-        )
+        tokens, snapshots = list(sequence.tokens), list(sequence.snapshots)
+        return attrs.evolve(sequence, tokens=tokens, snapshots=snapshots)
 
     def close(self, sequence: Sequence) -> None:
         """Gives everything back; closing twice is harmless."""

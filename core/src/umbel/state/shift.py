@@ -37,7 +37,5 @@ def shift_graph(ropes: Sequence[CacheRope], ops: Mapping[str, Operation], n: int
 
 def unscaled(rope: Rope) -> Rope:
     """The same angles, without the magnitude that YaRN and others give to keys."""
-    magnitude = 1.0
-    if rope.ext_factor:
-        magnitude += 0.1 * math.log(1.0 / rope.freq_scale)
+    magnitude = 1.0 - 0.1 * math.log(rope.freq_scale) if rope.ext_factor else 1.0
     return attrs.evolve(rope, attn_factor=1.0 / magnitude)

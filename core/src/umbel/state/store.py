@@ -1,8 +1,8 @@
 """A sequence in a file: its tokens and the rows of its state, for the same model only.
 
-The file is a NumPy archive (.npz) with `header` (JSON as bytes), `tokens`,
-`shifts` (how often the context was shifted) and one array of rows for each state. It is written beside its place and renamed, so that it is whole or not
-there.
+The file is a NumPy archive (.npz) with `header` (JSON as bytes), `tokens`, `shifts` (how often
+the context was shifted) and one array of rows for each state. It is written beside its place
+and renamed, so that it is whole or not there.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _NO_METHODS = """center encode expandtabs format format_map from_bytes ljust rju
     to_bytes translate zfill"""
 _GROWING = """* ** % format indent join replace tojson strip lstrip rstrip trim rfind rindex
     rsplit rpartition"""
-_ODD_FIELD = re.compile(r"%(\(|[-+ #.\d]*(\d{3}|\*))")  # wide, or used more than once
+_ODD_FIELD = re.compile(r"%(\(|[-+ #.\d]*(\d{3}|\*))")  # wide, or by key: as often as it likes
 _MADE = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Getitem, nodes.Concat, nodes.Compare)
 _OTHER = "give a chat template of your own, or complete plain text"
 
