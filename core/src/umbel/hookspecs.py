@@ -35,6 +35,7 @@ class Device:
     description: str
     priority: int  # host 0, Neural Engine 50, native CPU 100, NPU 200; `auto` takes the highest
     simulated: bool = False  # true for a development tool: `auto` never takes it
+    reads_host: bool = False  # uses plain host memory without a copy: it can help others out
 
     @property
     def backend(self) -> str:
@@ -54,7 +55,6 @@ class DeviceInfo:
     compute_dtype: str = "f32"  # intermediates live in this dtype
     token_buckets: tuple[int, ...] = ()  # the only token counts a step may have; () = any
     length_buckets: tuple[int, ...] = ()  # the only KV lengths; () = multiples of 256
-    reads_host: bool = False  # uses plain host memory without a copy
     opaque: bool = False  # a compiler: memory only for a split's inputs, outputs and state
     details: Mapping[str, object] = attrs.field(factory=dict)
 

@@ -28,7 +28,7 @@ from umbel.host_memory import Budget, HostBufferType
 
 log = logging.getLogger("umbel")
 
-DEVICE = Device("host:0", "NumPy on the CPU", priority=0)
+DEVICE = Device("host:0", "NumPy on the CPU", priority=0, reads_host=True)
 _GROUP = Path("/sys/fs/cgroup")
 _LIMITS = (_GROUP / "memory.max", _GROUP / "memory/memory.limit_in_bytes")  # of a container
 # OpenBLAS as the NumPy wheels carry it (prefixed, 64-bit integers), and as distributions do
@@ -86,7 +86,6 @@ def open(
     return DeviceInfo(
         memory_total=total,
         memory_free=free,
-        reads_host=True,
         details={"numpy": np.__version__, "threads": used},
     )
 

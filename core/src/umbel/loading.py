@@ -84,7 +84,8 @@ def targets(
 ) -> list[Target]:
     """The devices in order: those named, then those that share host memory, the host last.
 
-    One that fails to open is an error when it was named, else a line says so.
+    One that fails to open is an error when it was named, else a line says so. Nothing that the
+    user has passed over is opened: what cannot help, and siblings of a named device.
     """
     found = plugins.get()
     wanted = [name.strip() for name in names.split(",")]
@@ -93,7 +94,12 @@ def targets(
         raise found.faults[0].error()
     given = {name: dict(values) for name, values in (options or {}).items()}
     made: list[Target] = []
-    others = (d for d in found.devices() if not d.simulated)
+    taken = {d.backend for d in chosen}
+    others = (
+        d
+        for d in found.devices()
+        if d.reads_host and not d.simulated and d.backend not in taken
+    )
     for device in dict.fromkeys([*chosen, *others]):
         backend = found.owner(device)
         if threads and any(option.name == "threads" for option in backend.options()):
@@ -106,8 +112,7 @@ def targets(
                 raise
             log.warning("%s is not used: %s", device.name, error.what)
             continue
-        if device in chosen or opened.info.reads_host or not made:
-            made.append(_target(opened))
+        made.append(_target(opened))
         if backend.name == "host":  # it runs everything: nothing is left for others
             break
     return made
@@ -148,10 +153,13 @@ def report(runner: Runner) -> None:
 def _report_devices(runner: Runner, plan: Plan) -> None:
     """Says what does not run on the first device."""
     nodes, first = plan.placement.nodes, runner.targets[0].name
+    backend = runner.targets[0].device.backend
     elsewhere = Counter(
         (p.target.name, p.origin.partition(".")[0])
         for p in nodes
-        if p.target.name != first and p.node.op and p.node.op.name not in ("cast", "cont")
+        if p.target.device.backend != backend
+        and p.node.op
+        and p.node.op.name not in ("cast", "cont")
     )
     for name in dict.fromkeys(name for name, _ in elsewhere):
         kinds = ", ".join(f"{n} {what}" for (t, what), n in elsewhere.items() if t == name)

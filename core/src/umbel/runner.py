@@ -135,7 +135,7 @@ class Runner:
     def _refuse_fallbacks(self, plan: Plan) -> None:
         first = self.targets[0]
         for placed in plan.placement.nodes:
-            if placed.target is not first:
+            if placed.target.device.backend != first.device.backend:
                 msg = f"{placed.origin} does not run on {first.name}"
                 why = self._placer.refusals.get(f"{placed.origin} on {first.name}")
                 do = "leave out --strict, or choose another device"

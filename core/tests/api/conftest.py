@@ -41,9 +41,9 @@ def add_backend(only_the_host: Plugins) -> Iterator[Callable[..., None]]:
     """Adds a backend that computes like the host, with other answers where the test says."""
     names: list[str] = []
 
-    def add(name: str, *, priority: int = 10, simulated: bool = False, **answers: Any) -> None:
+    def add(name: str, *, priority: int = 10, **answers: Any) -> None:
         names.append(name)
-        only_the_host.add(name, _backend(name, priority, simulated, answers))
+        only_the_host.add(name, _backend(name, priority, answers))
 
     yield add
     for name in names:
@@ -54,10 +54,12 @@ def add_backend(only_the_host: Plugins) -> Iterator[Callable[..., None]]:
     only_the_host._faults.clear()
 
 
-def _backend(name: str, priority: int, simulated: bool, answers: Any) -> types.ModuleType:
+def _backend(name: str, priority: int, answers: Any) -> types.ModuleType:
+    told = {k: answers.pop(k) for k in ("simulated", "reads_host") if k in answers}
+    told = {"reads_host": True} | told
     info = {k: answers.pop(k) for k in list(answers) if k in dir(umbel.hookspecs.DeviceInfo)}
     hooks: dict[str, Callable[..., Any]] = {
-        "devices": lambda: [Device(f"{name}:0", "like the host", priority, simulated)],
+        "devices": lambda: [Device(f"{name}:0", "like the host", priority, **told)],
         "options": host.options,
         "open": lambda device, options, kernels: attrs.evolve(
             host.open(device, options, kernels), **info

@@ -118,10 +118,9 @@ class Fake:
             compute_dtype=self.compute,
             token_buckets=self.token_buckets,
             length_buckets=self.length_buckets,
-            reads_host=self.reads_host,
             opaque=self.opaque,
         )
-        device = Device(self.name, "a fake", 10)
+        device = Device(self.name, "a fake", 10, reads_host=self.reads_host)
         hooks = (self.supported, self.graph_compute, self.sync, self.cancel, self.forget)
         return Target(device, info, self, *hooks)
 

@@ -44,7 +44,7 @@ class Target:
     def reads(self, other: Target) -> bool:
         """Whether this device can use the memory of the other without a copy."""
         kind = other.buffer_type
-        shared = kind.is_host and self.info.reads_host
+        shared = kind.is_host and self.device.reads_host
         return other is self or shared or kind.readable_by(self.device)
 
 
