@@ -1,7 +1,7 @@
 """Decoding speed of the host backend beside `transformers`: same model, threads, one run.
 
 transformers holds the model in float32, dequantised from the same GGUF file. The two take
-turns, so that a machine whose speed drifts treats both alike; the ratio of a turn is what counts.
+turns, so that a machine whose speed drifts treats both alike; what counts is the ratio.
 
     python beside_transformers.py [--tokens 32] [--turns 5] [--threads 2]
 """
