@@ -7,13 +7,19 @@ A batch is either one sequence with many tokens (prefill) or many sequences with
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from umbel.batch import Batch, feeds
-from umbel.errors import CancelledError, ContextFullError, DeviceError, OptionError
+from umbel.errors import (
+    CancelledError,
+    ContextFullError,
+    DeviceError,
+    OptionError,
+    OutOfMemoryError,
+)
 from umbel.gguf.types import BY_NAME
 from umbel.graph import MASKED, Graph, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape
@@ -23,6 +29,7 @@ from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
 
 PLANS = 24  # that are kept
+RETRIES = 8  # of a step that was cancelled in place of another model's
 LENGTH = 256  # KV lengths are multiples of this where a device has no buckets
 
 
@@ -94,6 +101,7 @@ class Runner:
         self.cache_ropes = graphs[0].cache_ropes
         states = graphs[0].states
         homes = self._placer.homes([g.graph for g in graphs])
+        self._check_memory(states, homes)
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
         kv = any(name.startswith("k_cache") for name in states)
@@ -103,6 +111,18 @@ class Runner:
             Pool(self.state_shape.cells, 1, "cells in the KV cache") if kv else None,
             Pool(self.state_shape.slots, 2, "recurrent states") if self.recurrent else None,
         )
+
+    def _check_memory(self, states: Mapping[str, Tensor], homes: Mapping[str, Target]) -> None:
+        """Refuses a context that cannot fit, before any of it is taken."""
+        for home in set(homes.values()):
+            sizes = (
+                home.buffer_type.alloc_size(states[n]) for n, h in homes.items() if h is home
+            )
+            need, free = sum(sizes), home.info.memory_free
+            if 0 < free < need:
+                msg = f"the context does not fit into the memory of {home.name}"
+                do = "take a smaller ctx or parallel, or kv q8_0"
+                raise OutOfMemoryError(msg, expected=f"at most {free} bytes", got=need, do=do)
 
     # plans
 
@@ -192,7 +212,7 @@ class Runner:
         arrays = {t.name: np.zeros(t.shape, np.float32) for t, _ in plan.inputs}
         arrays["tokens"][:n], arrays["positions"][:n] = ids, range(n)
         arrays["mask"][..., n:] = MASKED
-        return plan.run(arrays, self._stops)[0][:n]
+        return self._run(plan, arrays)[0][:n]
 
     def encoder_shape(self, n: int) -> StepShape:
         """The shape of the step that encodes `n` tokens."""
@@ -223,23 +243,31 @@ class Runner:
         longest = max(len(s) for s, _ in batch) + t
         shape = self.padded(StepShape(t, len(batch), longest, rows))
         plan = self.plan(shape)
-        while True:
-            taken: list[Taken] = []
-            try:
-                for sequence, ids in batch:
-                    taken.append(self.cache.begin(sequence, len(ids)))
-                arrays = feeds((t.name for t, _ in plan.inputs), shape, batch, taken)
-                logits = plan.run(arrays, self._stops)[0]
-                break
-            except BaseException as error:
-                for places in taken:
-                    self.cache.abort(places)
-                # Unasked: somebody else, on the same device, was meant.
-                if self.cancelled or not isinstance(error, CancelledError):
-                    raise
+        taken: list[Taken] = []
+        try:
+            for sequence, ids in batch:
+                taken.append(self.cache.begin(sequence, len(ids)))
+            arrays = feeds((t.name for t, _ in plan.inputs), shape, batch, taken)
+            logits = self._run(plan, arrays)[0]
+        except BaseException:
+            for places in taken:
+                self.cache.abort(places)
+            raise
         for (sequence, ids), places in zip(batch, taken, strict=True):
             self.cache.commit(sequence, ids, places)
         return logits[:rows]
+
+    def _run(self, plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Runs a plan that may begin anew: it reads nothing that it has written."""
+        for _ in range(RETRIES):
+            try:
+                return plan.run(arrays, self._stops)
+            except CancelledError as error:
+                if self.cancelled:
+                    raise
+                cause = error  # unasked: somebody else, on the same device, was meant
+        msg = "the device cancels steps that nobody wants cancelled"
+        raise DeviceError(msg, got=f"{RETRIES} times for one step") from cause
 
     @property
     def room(self) -> int:
@@ -295,6 +323,10 @@ class Runner:
         plan = self.make(shift_graph(self.cache_ropes, self.definition.ops, len(cells)))
         try:
             plan.run({"cells": cells, "turns": np.full_like(cells, turns)}, self._stops)
+        except CancelledError:
+            if self.cancelled:
+                raise
+            return False  # unasked, and some keys are turned already: not to be run again
         finally:
             plan.forget()
         return True

@@ -17,6 +17,7 @@ from umbel.errors import (
     DeviceError,
     ModelFormatError,
     OptionError,
+    OutOfMemoryError,
     PluginError,
     SamplingError,
     UnsupportedModelError,
@@ -208,6 +209,14 @@ def test_the_context_that_the_model_was_trained_for(load, rewrite, told):
     assert [] == told()
     assert 300 == load("llama", ctx=300).ctx
     assert ["ctx 300 is more than the 256 tokens of the training"] == told()
+
+
+def test_a_context_that_cannot_fit(load):
+    """It is refused with both numbers before any memory is taken."""
+    with pytest.raises(OutOfMemoryError, match="the context does not fit") as caught:
+        load("llama", ctx=2**30)
+    assert isinstance(caught.value.got, int)
+    assert caught.value.got > 2**30
 
 
 def test_learned_positions_bound_the_context(rewrite, load, told):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from umbel import gguf
 from umbel.errors import ContextFullError, ModelFormatError, OptionError
 
 MODELS = ["llama", "gpt2", "gemma3", "lfm2", "mamba", "mamba2"]
@@ -222,6 +223,19 @@ def test_save_and_restore(load, tmp_path, name, kv):
         assert tokens == again.tokens
         assert [*IDS[:10], *first] == again.tokens
         assert expected == answer(again)
+
+
+def test_other_weights_are_another_model(load, rewrite, tmp_path):
+    """One tensor that differs anywhere makes another model of the same shape."""
+    with load("llama").open() as session:
+        session.feed([1, 2, 3])
+        session.save(tmp_path / "kept")
+    name = "blk.1.ffn_down.weight"
+    with gguf.open(rewrite("llama")) as file:
+        other = file.array(name) * np.float32(0.5)
+    path = rewrite("llama", tensors={name: (other, 0)})
+    with pytest.raises(OptionError, match="another model"):
+        load(path).restore(tmp_path / "kept")
 
 
 def test_what_is_not_this_models_session(load, rewrite, tmp_path):

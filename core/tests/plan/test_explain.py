@@ -88,6 +88,7 @@ def test_rows_that_are_written_later(kit):
     b, state = small.build, small.state("s", 4, 8)
     rows, ids = small.input("rows", 2, 8), small.input("ids", 2, dtype="i32")
     plan = small.plan(b.set_rows(state, rows, ids, name="kept"))
+    small.states.write_rows("s", np.arange(4), np.zeros((4, 32), np.uint8))
     told = reasons(plan)
     why = "the plan writes its rows: fake:0: no kernel for set_rows"
     assert told == {("cont", "fake:0"): {"to be read"}}

@@ -212,6 +212,7 @@ def test_rows_are_written_after_the_step(kit, rng):
     small = kit.Small(fake)
     b, state = small.build, small.state("s", 4, 6)
     small.states.add(state, small.targets[0])
+    small.states.write_rows("s", np.arange(4), np.zeros((4, 24), np.uint8))
     rows, ids = small.input("rows", 5, 6), small.input("ids", 2, dtype="i32")
     doubled = b.scale(rows, s=2.0)
     old = b.get_rows(state, ids)

@@ -116,9 +116,16 @@ class Arenas:
         return buffer.nbytes if buffer else 0
 
 
+RESERVED = 2  # rows of a state that belong to nobody
+
+
 @attrs.frozen(eq=False)
 class States:
-    """KV caches and recurrent states on their devices, zeroed when made."""
+    """KV caches and recurrent states on their devices.
+
+    Only the reserved rows in front (scratch, the recurrent state before the first token) are
+    zeroed: every other row is written before it is read, and until then takes no memory.
+    """
 
     slots: dict[str, Slot] = attrs.field(factory=dict)
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
@@ -128,10 +135,11 @@ class States:
         """Memory for one state; `OutOfMemoryError` when the device has no room."""
         size = home.buffer_type.alloc_size(tensor)
         buffer = home.buffer_type.allocate(size, "state")
-        buffer.write(0, np.zeros(size, np.uint8))  # pages that are only read take no memory
         self.slots[tensor.name] = Slot(buffer)
         self.tensors[tensor.name] = tensor
         self.homes[tensor.name] = home
+        reserved = min(RESERVED, tensor.shape[0]) * self.row_bytes(tensor.name)
+        buffer.write(0, np.zeros(reserved, np.uint8))
 
     def read_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         """A copy of those rows, as bytes: (n, row bytes)."""
