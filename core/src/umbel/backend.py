@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 import pluggy
 
 from umbel import __version__, hookspecs
-from umbel.errors import DeviceError, OptionError, PluginError, UmbelError
+from umbel.errors import DeviceError, OptionError, OutOfMemoryError, PluginError, UmbelError
 from umbel.graph import Operation
 from umbel.hookspecs import UMBEL_API, BufferType, Device, DeviceInfo, Kernel, Option
 
@@ -30,6 +31,18 @@ _ANSWERS: Mapping[str, Any] = {  # what a hook must return: [X] is a list of X; 
     "ops": [Operation],
     "architectures": [object],
     "kernels": [Kernel],
+}
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, tuple) and all(type(n) is int and n > 0 for n in value)
+
+
+_VALUES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # of a device: what they must be
+    "compute_dtype": ("f32, f16 or bf16", lambda v: v in ("f32", "f16", "bf16")),
+    "token_buckets": ("a tuple of positive whole numbers", _sizes),
+    "length_buckets": ("a tuple of positive whole numbers", _sizes),
+    "alignment": ("a positive whole number", lambda v: _sizes((v,))),
 }
 
 
@@ -141,9 +154,25 @@ def _hook(source: Source, caller: pluggy.HookCaller, record: Record) -> Callable
             msg = f"the plugin {source.name!r} failed in {text}: {one_line(error)}"
             failed = DeviceError if args and isinstance(args[0], Device) else PluginError
             raise failed(msg, where=source) from error
+        if kind in (DeviceInfo, BufferType):
+            wrong = _wrong_value(answer)
+            if wrong:
+                text = call_text(hook, args)
+                record(source, text, PluginError(wrong))
+                msg = f"the plugin {source.name!r} failed in {text}: {wrong}"
+                raise PluginError(msg, where=source)
         return answer
 
     return guarded
+
+
+def _wrong_value(answer: object) -> str:
+    """What a device tells of itself and cannot be so; empty if nothing."""
+    for name, (expected, good) in _VALUES.items():
+        value = getattr(answer, name, None)
+        if hasattr(answer, name) and not good(value):
+            return f"{name} is {value!r:.100}, expected {expected}"
+    return ""
 
 
 def _fits(answer: object, kind: Any) -> bool:
@@ -164,6 +193,28 @@ def one_line(error: BaseException) -> str:
         return " ".join(error.what.split())
     text = "".join(traceback.format_exception_only(error))
     return " ".join(text.split())[:400]
+
+
+@attrs.frozen(eq=False)
+class Memory:
+    """A device's `BufferType`, guarded: whatever its methods raise is an `UmbelError`."""
+
+    kind: BufferType
+    device: Device
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.kind, name)
+        return partial(self._call, name, value) if callable(value) else value
+
+    def _call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return method(*args)
+        except UmbelError:
+            raise
+        except Exception as error:
+            failed = OutOfMemoryError if isinstance(error, MemoryError) else DeviceError
+            msg = f"{self.device.name} failed in {name}: {one_line(error)}"
+            raise failed(msg, where=self.device.name) from error
 
 
 def option_values(backend: Backend, given: Mapping[str, object]) -> dict[str, object]:

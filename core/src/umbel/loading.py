@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from umbel import gguf, plugins
+from umbel.backend import Fault, Memory
 from umbel.errors import (
     DeviceError,
     ModelFormatError,
     OptionError,
+    PluginError,
     UmbelError,
     UnsupportedModelError,
 )
+from umbel.graph import Operation
+from umbel.hookspecs import BufferType, Device
 from umbel.models import Architecture, ModelDefinition, StepShape, architecture
 from umbel.ops import OPS
 from umbel.plan import Plan, Target
@@ -22,6 +27,7 @@ from umbel.text import Tokenizer
 
 log = logging.getLogger("umbel")
 
+BROUGHT = ("architectures()", "ops()")  # what a faulty plugin is left out of
 CTX = 4096  # tokens of context when nobody asks for more, if the model was trained for that
 
 
@@ -32,17 +38,32 @@ def define(file: gguf.GGUFFile) -> ModelDefinition:
         listed = ", ".join(f"{tensor} (type {number})" for tensor, number in file.unsupported)
         msg = "tensors of the file have types that cannot be read here"
         raise UnsupportedModelError(msg, where=file.path, got=listed)
-    known = plugins.get()
-    brought = [a for _, offers in known.ask("architectures") for a in offers]
-    found: Architecture | None = next((a for a in brought if a.name == name), None)
-    ops = dict(OPS)
-    for backend, added in known.ask("ops"):
-        for op in added:
-            if op.name in ops:
-                msg = f"{backend.name} brings an operation that exists already"
-                raise OptionError(msg, got=op.name, do=f"uninstall {backend.distribution}")
-            ops[op.name] = op
+    found = _brought("architectures", Architecture, {}).get(name)
+    ops = _brought("ops", Operation, OPS)
+    for fault in plugins.get().faults_in(*BROUGHT):
+        log.warning("the plugin %r brings nothing: %s", fault.name, fault.reason)
     return ModelDefinition.of(file, found or architecture(name, where=file.path), ops)
+
+
+def _brought(hook: str, kind: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """By name: what is known and what plugins bring; nothing of one that is at fault."""
+    made, found = dict(known), plugins.get()
+    for backend, answer in found.ask(hook):
+        added: dict[str, Any] = {}
+        try:
+            for one in answer:
+                if not isinstance(one, kind) or not isinstance(one.name, str):
+                    msg = f"{one!r:.100} is no {kind.__name__}"
+                    raise PluginError(msg)
+                if one.name in made or one.name in added:
+                    msg = f"{one.name!r} exists already"
+                    raise PluginError(msg)
+                added[one.name] = one
+        except PluginError as error:
+            found.record(backend.source, f"{hook}()", error)
+            continue
+        made.update(added)
+    return made
 
 
 def check_vocabulary(definition: ModelDefinition, tokenizer: Tokenizer) -> None:
@@ -92,6 +113,7 @@ def targets(
     chosen = [found.find(name) for name in wanted]
     if strict and found.faults:
         raise found.faults[0].error()
+    _refuse(chosen, names, found.faults_in(*BROUGHT) if plugins.AUTO not in wanted else [])
     given = {name: dict(values) for name, values in (options or {}).items()}
     made: list[Target] = []
     taken = {d.backend for d in chosen}
@@ -102,10 +124,10 @@ def targets(
     )
     for device in dict.fromkeys([*chosen, *others]):
         backend = found.owner(device)
-        if threads and any(option.name == "threads" for option in backend.options()):
-            given.setdefault(backend.name, {}).setdefault("threads", threads)
         named = device in chosen and plugins.AUTO not in wanted
         try:
+            if threads and any(option.name == "threads" for option in backend.options()):
+                given.setdefault(backend.name, {}).setdefault("threads", threads)
             opened = found.open(device, given)
         except UmbelError as error:
             if strict or named or backend.name == "host" or isinstance(error, OptionError):
@@ -118,12 +140,22 @@ def targets(
     return made
 
 
+def _refuse(chosen: list[Device], names: str, faults: list[Fault]) -> None:
+    """Raises what is wrong with devices that the user named."""
+    for fault in faults:
+        if any(d.backend == fault.name for d in chosen):
+            raise fault.error()
+    if any(d.backend == "host" for d in list(dict.fromkeys(chosen))[:-1]):
+        msg = "host runs everything: nothing is left for the devices after it"
+        raise OptionError(msg, where="device", got=names, do="put host last")
+
+
 def _target(opened: plugins.OpenDevice) -> Target:
     backend = opened.backend
     return Target(
         opened.device,
         opened.info,
-        opened.buffer_type,
+        cast(BufferType, Memory(opened.buffer_type, opened.device)),
         backend.op_supported,
         backend.graph_compute,
         backend.sync,
@@ -136,8 +168,9 @@ def _target(opened: plugins.OpenDevice) -> Target:
 def report(runner: Runner) -> None:
     """One line for each thing that is not as the user would take for granted."""
     ctx, encoder = runner.settings.ctx, runner.definition.architecture.pooled
-    decode = runner.padded(StepShape(1, 1, ctx, 1))
-    _report_devices(runner, runner.plan(runner.encoder_shape(ctx) if encoder else decode))
+    steps = [StepShape(tokens, 1, ctx, 1) for tokens in (1, runner.longest_piece)]
+    shapes = [runner.encoder_shape(ctx)] if encoder else [runner.padded(s) for s in steps]
+    _report_devices(runner, [runner.plan(shape) for shape in shapes])
     for device, kinds in runner.weights.converted.items():
         text = ", ".join(f"{n} tensors from {kind}" for kind, n in kinds.items())
         if runner.settings.strict:
@@ -150,19 +183,21 @@ def report(runner: Runner) -> None:
         log.warning("%d tensors of the file are not used: %s", len(unused), text)
 
 
-def _report_devices(runner: Runner, plan: Plan) -> None:
-    """Says what does not run on the first device."""
-    nodes, first = plan.placement.nodes, runner.targets[0].name
-    backend = runner.targets[0].device.backend
-    elsewhere = Counter(
-        (p.target.name, p.origin.partition(".")[0])
-        for p in nodes
-        if p.target.device.backend != backend
-        and p.node.op
-        and p.node.op.name not in ("cast", "cont")
-    )
+def _report_devices(runner: Runner, plans: Sequence[Plan]) -> None:
+    """Says what does not run on the first device, by the step of which most does not."""
+    first, backend = runner.targets[0].name, runner.targets[0].device.backend
+    total = max(len(plan.placement.nodes) for plan in plans)
+    elsewhere: Counter[tuple[str, str]] = Counter()
+    for plan in plans:
+        elsewhere |= Counter(
+            (p.target.name, p.origin.partition(".")[0])
+            for p in plan.placement.nodes
+            if p.target.device.backend != backend
+            and p.node.op
+            and p.node.op.name not in ("cast", "cont")
+        )
     for name in dict.fromkeys(name for name, _ in elsewhere):
         kinds = ", ".join(f"{n} {what}" for (t, what), n in elsewhere.items() if t == name)
         text = "%s does not run everything: %s computes %s of %d"
-        log.warning(text, first, name, kinds, len(nodes))
+        log.warning(text, first, name, kinds, total)
         log.warning("`umbel plan MODEL --device %s` tells why", first)

@@ -78,6 +78,10 @@ class Plugins:
         """What went wrong so far: the first fault of each plugin and occasion."""
         return list(self._faults.values())
 
+    def faults_in(self, *occasions: str) -> list[Fault]:
+        """The faults of those occasions: `ops()`."""
+        return [f for (_, occasion), f in self._faults.items() if occasion in occasions]
+
     def load(self) -> None:
         """Loads every plugin that is installed; the second time, nothing happens."""
         with self._lock:
@@ -91,7 +95,7 @@ class Plugins:
         with self._lock:
             known = self.backends.get(name)
             if known is None:
-                self.backends[name] = bind(source, plugin, self._record)
+                self.backends[name] = bind(source, plugin, self.record)
                 self._devices = None
             elif known.plugin is not plugin:
                 msg = f"{known.source} is loaded as {name!r} already"
@@ -144,7 +148,10 @@ class Plugins:
             for name in given[backend.name]:
                 if opened.options[name] != values[name]:
                     msg = f"{device.name} is already open with another {backend.name}.{name}"
-                    raise OptionError(msg, expected=opened.options[name], got=values[name])
+                    do = "close all models and call `umbel.plugins.get().close()` first"
+                    raise OptionError(
+                        msg, expected=opened.options[name], got=values[name], do=do
+                    )
             return opened
 
     def close(self) -> None:
@@ -178,7 +185,7 @@ class Plugins:
             rivals = " and ".join(str(source) for source, _ in found.values())
             if not found:
                 error = PluginError("no installed distribution offers it")
-                self._record(Source(name, "not installed"), VARIABLE, error)
+                self.record(Source(name, "not installed"), VARIABLE, error)
             for source, entry in found.values():
                 try:
                     if len(found) > 1 and source is not HOST:
@@ -187,7 +194,7 @@ class Plugins:
                     with redirect_stdout(sys.stderr):
                         self.add(name, entry.load(), source.distribution, source.version)
                 except (Exception, SystemExit) as error:
-                    self._record(source, f"{name} = {entry.value}", error)
+                    self.record(source, f"{name} = {entry.value}", error)
                 except KeyboardInterrupt:
                     self._loaded = False  # the rest is still to be loaded
                     raise
@@ -207,7 +214,7 @@ class Plugins:
                     offer = Source(entry.name, name, version or ""), entry
                     offers.setdefault(entry.name, {}).setdefault(name, offer)
             except Exception as error:
-                self._record(Source(folder, folder), "entry_points.txt", error)
+                self.record(Source(folder, folder), "entry_points.txt", error)
         host = HOST, metadata.EntryPoint(HOST.name, "umbel.host", GROUP)
         offers.setdefault(HOST.name, {})[HOST.distribution] = host
         return offers
@@ -217,7 +224,7 @@ class Plugins:
         try:
             return getattr(backend, hook)(*args)
         except UmbelError as error:
-            self._record(backend.source, call_text(hook, args), error)
+            self.record(backend.source, call_text(hook, args), error)
             return None
 
     def _devices_of(self, backend: Backend) -> Sequence[Device]:
@@ -239,7 +246,7 @@ class Plugins:
             msg = f"devices need unique names '{backend.name}:N' and whole priorities: {found}"
         else:
             return tuple(found)
-        self._record(backend.source, "devices()", PluginError(msg))
+        self.record(backend.source, "devices()", PluginError(msg))
         return ()
 
     def _option_values(self, name: str, given: Mapping[str, object]) -> dict[str, object]:
@@ -249,7 +256,7 @@ class Plugins:
             raise OptionError(msg, expected=", ".join(self.backends))
         return option_values(self.backends[name], given)
 
-    def _record(self, source: Source, occasion: str, error: BaseException) -> None:
+    def record(self, source: Source, occasion: str, error: BaseException) -> None:
         """Keeps the first fault of an occasion: a step that fails may be tried for ever."""
         reason = f"{occasion}: {one_line(error)}"
         detail = "".join(traceback.format_exception(error))

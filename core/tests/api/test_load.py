@@ -22,6 +22,7 @@ from umbel.errors import (
     SamplingError,
     UnsupportedModelError,
 )
+from umbel.models import Architecture
 from umbel.plugins import Plugins
 
 IDS = [1, 100, 200, 300, 17]
@@ -334,6 +335,77 @@ def test_strict_minds_plugins_that_failed(only_the_host, add_backend, load):
     load("llama", device="auto")
     with pytest.raises(PluginError, match="'bad'"):
         load("llama", device="auto", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "reason"),
+    [
+        ("ops", lambda: [umbel.ops.OPS["add"]], "ops(): 'add' exists already"),
+        ("ops", lambda: 1 // 0, "ops(): ZeroDivisionError"),
+        ("architectures", lambda: [5], "architectures(): 5 is no Architecture"),
+        ("architectures", lambda: [Architecture([], None)], "architectures(): Architecture("),
+    ],
+)
+def test_a_plugin_that_brings_nonsense_stops_no_other(
+    add_backend, load, told, hook, answer, reason
+):
+    """A line says so; under `strict`, and for who named its device, it is the error."""
+    add_backend("bad", **{hook: answer})
+    assert ("host:0",) == load("llama", device="host").devices
+    (line,) = told()
+    assert line.startswith(f"the plugin 'bad' brings nothing: {reason}")
+    for settings in ({"device": "bad"}, {"device": "host", "strict": True}):
+        with pytest.raises(PluginError, match="'bad' cannot be used") as caught:
+            load("llama", **settings)
+        assert reason in caught.value.what
+
+
+def test_options_that_fail_are_those_of_one_device(
+    only_the_host, add_backend, load, told, monkeypatch
+):
+    """With `threads` all devices are asked for theirs; the others go on."""
+    monkeypatch.setattr(host, "set_threads", lambda n: True)
+    only_the_host.close()
+    add_backend("bad", priority=20, options=lambda: 1 // 0)
+    assert ("host:0",) == load("llama", device="auto", threads=1).devices
+    assert told()[0].startswith("bad:0 is not used: the plugin 'bad' failed in options()")
+    with pytest.raises(PluginError, match="'bad' failed in options"):
+        load("llama", device="bad", threads=1)
+    only_the_host.close()
+
+
+def test_memory_that_fails_names_the_device(add_backend, load):
+    """In the middle of a load, by an error of ours."""
+
+    class Failing(host.HostBufferType):
+        def store(self, tensor, array):
+            raise RuntimeError("the bus is gone")
+
+    add_backend("bad", buffer_type=lambda device: Failing(host.buffer_type(device).budget))
+    with pytest.raises(DeviceError, match="bad:0 failed in store: RuntimeError: the bus"):
+        load("llama", device="bad")
+
+
+def test_what_does_not_run_in_a_prefill_only_is_told(add_backend, load, told):
+    """The shape of a step may be what a device refuses."""
+
+    def one_token(device, node):
+        wide = node.op.name == "mul_mat" and len(node.shape) == 2 and node.shape[0] > 1
+        return "one token at a time" if wide else None
+
+    add_backend("narrow", op_supported=one_token)
+    load("llama", device="narrow")
+    assert told()[0].startswith("narrow:0 does not run everything: host:0 computes ")
+
+
+def test_devices_after_the_host_are_refused(add_backend, load):
+    """It runs everything: they would be dropped without a word."""
+    add_backend("good")
+    with pytest.raises(OptionError, match="host runs everything") as caught:
+        load("llama", device="host,good")
+    assert "put host last" == caught.value.do
+    assert ("good:0", "host:0") == load("llama", device="good,host").devices
+    assert ("host:0",) == load("llama", device="host,host:0").devices
 
 
 def test_options_and_threads_reach_the_backend(monkeypatch, load):

@@ -8,7 +8,8 @@ import types
 import pluggy
 import pytest
 from umbel import hookspecs
-from umbel.errors import CancelledError, DeviceError, PluginError
+from umbel.backend import Memory
+from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, PluginError
 from umbel.hookspecs import Device, DeviceInfo
 
 
@@ -151,6 +152,60 @@ def test_answers_of_the_wrong_kind_are_refused(plugins, make, hook, answer, reas
     plugins.add("bad", make("bad", **{hook: lambda device: answer}))
     with pytest.raises(DeviceError, match=rf"'bad' failed in {hook}\(bad:0\): .*{reason}"):
         getattr(plugins.backends["bad"], hook)(plugins.find("bad"), *CALLS[hook])
+
+
+@pytest.mark.parametrize(
+    ("hook", "name", "value"),
+    [
+        *(("open", "compute_dtype", value) for value in ("q4_0", "i32", "F32", None)),
+        *(("open", "token_buckets", value) for value in ((0,), [8], 8, (1.5,), (True,))),
+        *(("open", "length_buckets", value) for value in ((256, -1), None, "256")),
+        *(("buffer_type", "alignment", value) for value in (0, -64, None, 1.5)),
+    ],
+)
+def test_values_that_a_device_cannot_have_are_refused(plugins, row, make, hook, name, value):
+    """They would fail far from here: the error names plugin, hook and value."""
+
+    def buffer_type(device):
+        kind = make("other").buffer_type(device)
+        setattr(kind, name, value)
+        return kind
+
+    answers = {"open": lambda device: DeviceInfo(**{name: value}), "buffer_type": buffer_type}
+    plugins.add("bad", make("bad", **{hook: answers[hook]}))
+    with pytest.raises(PluginError) as caught:
+        plugins.open(plugins.find("bad"))
+    said = f"the plugin 'bad' failed in {hook}(bad:0): {name} is {value!r}, expected "
+    assert caught.value.what.startswith(said)
+    assert row("bad").reason.startswith(f"{hook}(bad:0): {name} is {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(MemoryError("full"), OutOfMemoryError), (RuntimeError("bus"), DeviceError)],
+)
+@pytest.mark.parametrize("method", ["alloc_size", "accepts", "allocate", "store"])
+def test_what_memory_raises_names_the_device(make, method, error, kind):
+    """Whatever it was; our own errors pass unchanged, and attributes are what they are."""
+    plain = make("one").buffer_type(None)
+    memory = Memory(plain, Device("one:0", "", 1))
+    setattr(plain, method, raising_any(error))
+    with pytest.raises(DeviceError, match=f"one:0 failed in {method}: ") as caught:
+        getattr(memory, method)(1, 2)
+    assert (kind, error) == (type(caught.value), caught.value.__cause__)
+    own = DeviceError("said on purpose")
+    setattr(plain, method, raising_any(own))
+    with pytest.raises(DeviceError) as caught:
+        getattr(memory, method)(1, 2)
+    assert own is caught.value
+    assert (64, False) == (memory.alignment, memory.is_host)
+
+
+def raising_any(error):
+    def method(*args):
+        raise error
+
+    return method
 
 
 def test_a_list_of_findings_is_not_one_text(plugins, make):

@@ -87,8 +87,13 @@ def test_other_options_for_an_open_device_are_refused(plugins, make):
     opened = plugins.open(device, {"one": {"mode": "mirror"}})
     assert opened is plugins.open(device)
     assert opened is plugins.open(device, {"one": {"mode": "mirror"}, "host": {}})
-    with pytest.raises(OptionError, match=r"one:0 is already open with another one\.mode"):
+    with pytest.raises(
+        OptionError, match=r"one:0 is already open with another one\.mode"
+    ) as caught:
         plugins.open(device, {"one": {"mode": "local"}})
+    assert "umbel.plugins.get().close()" in caught.value.do
+    plugins.close()
+    assert "local" == plugins.open(device, {"one": {"mode": "local"}}).options["mode"]
 
 
 def test_parse_options_gives_a_dict_for_each_backend():
