@@ -8,6 +8,7 @@ so that a long prompt holds nobody up.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -20,11 +21,12 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from umbel.errors import CancelledError, ContextFullError, UmbelError
+from umbel.errors import CancelledError, ContextFullError, DeviceError, UmbelError
 from umbel.generation import Done, Job, Token
 from umbel.runner import Runner
 
 T = TypeVar("T")
+log = logging.getLogger("umbel")
 
 
 @attrs.define(eq=False)
@@ -96,7 +98,7 @@ class Engine:
             self.closed = True
             thread = self._thread
             if self._current:
-                self.runner.cancel()
+                self._stop_step()
             self._posts.put(lambda: None)  # wakes it up
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -105,7 +107,13 @@ class Engine:
         """Stops the step that runs, when nobody wants it any more."""
         with self._lock:
             if self._current and all(task.cancelled for task in self._current):
-                self.runner.cancel()
+                self._stop_step()
+
+    def _stop_step(self) -> None:
+        try:
+            self.runner.cancel()
+        except Exception as error:  # the step goes on to its end, and closing goes on too
+            log.warning("a device could not be told to stop: %s", error)
 
     # on the engine's thread
 
@@ -116,14 +124,21 @@ class Engine:
                 post = self._posts.get(not busy, self.idle)
             except Empty:
                 if busy:
-                    self._turn()
+                    post = self._turn
                 elif self._rests():
                     return
-            else:
+                else:
+                    continue
+            try:
                 post()
-                del post  # what it holds can be collected while this thread waits
+            except BaseException as error:  # no step's: nobody may wait for ever
+                self._end_all("error", _told(error))
+            del post  # what it holds can be collected while this thread waits
+        self._end_all("cancelled")
+
+    def _end_all(self, reason: str, error: Exception | None = None) -> None:
         for job in (*self._waiting, *self._decoding):
-            self._finish(job, "cancelled")
+            self._finish(job, reason, error)
 
     def _rests(self) -> bool:
         """Ends the thread, so that a model that nobody holds any more can be collected."""
@@ -182,6 +197,10 @@ class Engine:
             self.runner.cancelled = self.closed or all(task.cancelled for task in tasks)
         try:
             yield
+        except Exception:
+            raise
+        except BaseException as error:
+            raise _told(error) from error
         finally:
             with self._lock:
                 self._current = ()
@@ -244,15 +263,26 @@ class Engine:
             job.done(job)
             return
         job.ended = True
-        if job.before is not None:  # in the middle of its prompt
-            self.runner.cache.restore(job.sequence, job.before)
         self._decoding = [j for j in self._decoding if j is not job]
         self._waiting = deque(j for j in self._waiting if j is not job)
-        text = job.output.flush()
-        if reason == "length" and job.output.stop_string is not None:
-            reason = "stop"
+        text = ""
         try:
+            if job.before is not None:  # in the middle of its prompt
+                self.runner.cache.restore(job.sequence, job.before)
+            text = job.output.flush()
+            if reason == "length" and job.output.stop_string is not None:
+                reason = "stop"
             job.done(job)
         except Exception as fault:  # the others go on whatever it is
             reason, error = "error", error or fault
         job.events.put(Done(reason, text, error))
+
+
+def _told(error: BaseException) -> Exception:
+    """What readers are told: they need not obey an interrupt that a plugin raised."""
+    if isinstance(error, Exception):
+        return error
+    msg = "the step was ended by something that is no error"
+    failed = DeviceError(msg, got=repr(error), do="report it to the authors of the plugin")
+    failed.__cause__ = error
+    return failed

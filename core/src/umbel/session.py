@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -25,8 +26,20 @@ if TYPE_CHECKING:
     from umbel.model import Model
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Prompt = str | bytes | Sequence[int]
 UNLIMITED = 1 << 31
+
+
+def _alone(method: F) -> F:
+    """One thread at a time: what was checked stays so until it is acted on."""
+
+    @wraps(method)
+    def locked(self: Session, *args: Any, **settings: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **settings)
+
+    return cast("F", locked)
 
 
 class Session:
@@ -45,6 +58,8 @@ class Session:
         self._transient = transient
         self._pending: list[int] = []  # tokens that are not computed yet
         self._generation: weakref.ref[Generation] | None = None
+        self._lock = threading.RLock()
+        self._closed = False
 
     @property
     def tokens(self) -> list[int]:
@@ -59,6 +74,7 @@ class Session:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @_alone
     def feed(self, prompt: Prompt = "", *, special: bool = False) -> np.ndarray:
         """Computes text or token ids; the logits (n_vocab,) float32 after the last token.
 
@@ -67,11 +83,13 @@ class Session:
         logits: np.ndarray = self._compute(self._ids(prompt, special), every=False)[-1]
         return logits
 
+    @_alone
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Computes token ids; the logits after each of them: (n, n_vocab) float32."""
         given = self._ids(ids, some=True)
         return self._compute(given, every=True)[-len(given) :]
 
+    @_alone
     def resume(self, prompt: Prompt, *, special: bool = False) -> int:
         """Makes `prompt`, from its first token on, what the session holds.
 
@@ -85,6 +103,7 @@ class Session:
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(wanted) - 1)
         return self._become(wanted, 0 if self._sequence.shifts else same)
 
+    @_alone
     def generate(
         self,
         prompt: Prompt = "",
@@ -127,6 +146,7 @@ class Session:
         self._generation = weakref.ref(generation)
         return generation
 
+    @_alone
     def fork(self) -> Session:
         """A second session with the same past; both go on by themselves."""
         other = Session(self._model)
@@ -134,10 +154,12 @@ class Session:
         other._pending = list(self._pending)
         return other
 
+    @_alone
     def rewind(self, n: int) -> None:
         """Forgets all tokens from the n-th on."""
         self._become(self.tokens[: number("n", n, 0, len(self))], n)
 
+    @_alone
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tokens and state to a file that `Model.restore` reads; whole or not at all."""
         self._check_free()
@@ -146,6 +168,7 @@ class Session:
         states, name = self._engine.runner.states, self._model.fingerprint
         self._call(lambda: store.save(path, self._sequence, states, name))
 
+    @_alone
     def close(self) -> None:
         """Stops what it generates and gives its place back; it is empty then."""
         generation = self._running()
@@ -153,6 +176,7 @@ class Session:
             generation.close()
         with contextlib.suppress(UmbelError):  # the model is closed, and so is all of it
             self._become([], 0)
+        self._closed = True
 
     def __enter__(self) -> Session:
         return self
@@ -233,6 +257,9 @@ class Session:
         return generation if generation and generation.finish_reason is None else None
 
     def _check_free(self) -> None:
+        if self._closed:
+            msg = "the session is closed"
+            raise OptionError(msg, do="open another one")
         if self._running() is not None:
             msg = "the session is generating"
             raise OptionError(msg, do="read or close the generation first")

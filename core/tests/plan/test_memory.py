@@ -225,7 +225,7 @@ def test_the_first_arena_is_no_growth():
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 def test_rows_of_a_state(kit, dtype):
-    """Rows are read and written in any order, also across gaps; the reserved ones begin at 0."""
+    """Rows are read and written in any order, also across gaps; the first two begin at 0."""
     states = States()
     tensor = Tensor((10, 64), BY_NAME[dtype], Role.STATE, "s")
     states.add(tensor, kit.Fake(padding=100).target())

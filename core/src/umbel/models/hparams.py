@@ -77,7 +77,8 @@ class Meta:
 
 def read_hparams(meta: Meta) -> Hparams:
     """The numbers that all architectures share."""
-    n_layer, n_embd = meta.count("block_count"), meta.count("embedding_length", least=1)
+    n_layer = meta.count("block_count", least=1)
+    n_embd = meta.count("embedding_length", least=1)
     if n_layer > len(meta.file.tensors):
         meta.refuse("block_count", f"at most {len(meta.file.tensors)}, the tensors", n_layer)
     embd = meta.file.tensors.get("token_embd.weight")
