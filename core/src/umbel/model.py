@@ -216,8 +216,9 @@ class Model:
     def restore(self, path: str | os.PathLike[str]) -> Session:
         """The session that `Session.save` wrote; refused when it is another model's."""
         session, runner = self.open(), self.runner
+        n_vocab = self.tokenizer.n_vocab
         session._sequence = self.engine.call(
-            lambda: store.load(path, runner.cache, runner.states, self.fingerprint)
+            lambda: store.load(path, runner.cache, runner.states, self.fingerprint, n_vocab)
         )
         return session
 

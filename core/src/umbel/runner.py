@@ -272,7 +272,7 @@ class Runner:
     @property
     def room(self) -> int:
         """How many sequences there is state for to take one token more."""
-        return min(p.free for p in (self.cache.cells, self.cache.slots) if p is not None)
+        return self.cache.room
 
     def cancel(self) -> None:
         """Stops the step that is running now; from any thread."""

@@ -81,3 +81,11 @@ def test_recurrent_model(umbel, oracles):
     done = umbel("bench", path, "-p", "5", "-n", "3", "-r", "2", "-b", "2", "--json")
 
     assert [row["test"] for row in json.loads(done.out)] == ["pp5", "tg3", "pp5+tg3 x2"]
+
+
+def test_encoder(umbel, oracles):
+    """An encoder is refused before anything runs."""
+    done = umbel("bench", str(oracles / "bert.gguf"))
+
+    assert (done.code, done.out) == (2, "")
+    assert "bert is an encoder" in done.err

@@ -212,3 +212,11 @@ def test_ctrl_c_when_piped(spawn, story, template):
     assert first.endswith(b"\n")
     assert process.returncode == 0
     assert b"/save FILE" in err
+
+
+def test_closed_input(umbel, story):
+    """Without an input there is a plain error."""
+    done = umbel("chat", story)
+
+    assert (done.code, done.out) == (2, "")
+    assert "umbel: error: there is nobody to talk to: the input is closed" in done.err

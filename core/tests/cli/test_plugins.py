@@ -25,6 +25,7 @@ def test_text(umbel, toy):
     assert "toy   ok  umbel-toy 1.0  toy:0" in done.out
     assert "toy  a wheel is loose" in done.out
     assert "-O host.threads=" in done.out
+    assert "(None)" not in done.out
 
 
 def test_fault(umbel, broken):

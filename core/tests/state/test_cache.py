@@ -42,7 +42,9 @@ class Machine(RuleBasedStateMachine):
         """The places of a step, written; None when there are none."""
         sequence, plain = pair
         cells, slots = self.cache.cells, self.cache.slots
-        fits = (cells is None or cells.free >= n) and (slots is None or slots.free)
+        fits = (cells is None or cells.free >= n) and self.cache.room
+        if fits and slots is not None and not slots.free:
+            self._oldest_snapshot_goes(n)
         before = self._counts()
         if not fits:
             with pytest.raises(ContextFullError):
@@ -57,6 +59,17 @@ class Machine(RuleBasedStateMachine):
             assert taken.slot != sequence.slot
             self.in_slot[taken.slot] = (*plain.history, *tokens)
         return taken, tokens
+
+    def _oldest_snapshot_goes(self, n):
+        """A step that needs its place takes it, from all who share it, and no other."""
+        everybody = (*self.pairs, *self.marks.values())
+        before = [list(sequence.snapshots) for sequence, _ in everybody]
+        self.cache.abort(self.cache.begin(Sequence(), n))
+        gone = set()
+        for (sequence, plain), old in zip(everybody, before, strict=True):
+            gone |= set(old) - set(sequence.snapshots)
+            plain.snapshots = [m for m, _ in sequence.snapshots]
+        assert len({slot for _, slot in gone}) == 1
 
     def _counts(self):
         pools = (self.cache.cells, self.cache.slots)
@@ -205,3 +218,59 @@ def test_snapshots_are_few():
         cache.snapshot(sequence)
     assert [n for n, _ in sequence.snapshots] == [7, 8, 9, 10]
     assert cache.slots.free == 18 - SNAPSHOTS
+
+
+def test_snapshots_give_way():
+    """Live states come first: the oldest snapshots go, whosever they are, and no live state."""
+    cache = Cache(None, Pool(2 + 5, 2, "slots"))
+    one, two, three = sequences = [Sequence() for _ in range(3)]
+    for i, sequence in enumerate((one, two)):
+        for _ in range(2):
+            cache.commit(sequence, [i], cache.begin(sequence, 1))
+            cache.snapshot(sequence)
+    fork = cache.fork(one)
+    assert (1, 3) == (cache.slots.free, cache.room)
+    for sequence in (three, one, fork):
+        cache.commit(sequence, [7], cache.begin(sequence, 1))
+    assert [[2]] * 3 == [[n for n, _ in s.snapshots] for s in (one, two, fork)]
+    assert (0, 1) == (cache.slots.free, cache.room)
+    taken = cache.begin(three, 1)
+    assert [[], [2], []] == [[n for n, _ in s.snapshots] for s in (one, two, fork)]
+    with pytest.raises(ContextFullError):
+        cache.begin(three, 1)
+    cache.abort(taken)
+    for sequence in (*sequences, fork):
+        cache.close(sequence)
+    assert cache.slots.free == 5
+
+
+def test_a_restored_sequence_owns_its_snapshots():
+    """A snapshot that gives way after a restoration is given back once."""
+    cache = Cache(None, Pool(2 + 3, 2, "slots"))
+    sequence = Sequence()
+    cache.commit(sequence, [1], cache.begin(sequence, 1))
+    cache.snapshot(sequence)
+    before = cache.fork(sequence)
+    cache.commit(sequence, [2], cache.begin(sequence, 1))
+    cache.restore(sequence, before)
+    cache.commit(sequence, [3], cache.begin(sequence, 1))
+    taken = [cache.begin(Sequence(), 1) for _ in range(2)]
+    assert sequence.snapshots == []
+    for each in taken:
+        cache.abort(each)
+    cache.close(sequence)
+    assert cache.slots.free == 3
+
+
+def test_forks_of_a_recurrent_model(load, ids):
+    """Forks that are fed in turn, and remembered each time, work as long as they fit."""
+    runner = load("mamba", parallel=1)
+    given, sequence = ids("mamba"), Sequence()
+    runner.forward(sequence, given[:4])
+    everybody = [sequence, *(runner.cache.fork(sequence) for _ in range(3))]
+    for i in range(4, 10):
+        logits = []
+        for each in everybody:
+            logits.append(runner.forward(each, given[i : i + 1]).tolist())
+            runner.cache.snapshot(each)
+        assert [logits[0]] * 4 == logits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -236,3 +237,67 @@ def test_a_place_that_cannot_be_written(tmp_path, where):
     with pytest.raises(OptionError, match="cannot be written"):
         write_atomically(tmp_path / "folder", lambda file: None)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def changed(path, **more):
+    with np.load(path) as archive:
+        arrays = dict(archive) | more
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"tokens": np.array([1, 2, -1, 4, 5])},
+        {"tokens": np.array([1, 2, 3, 4, 99])},
+        {"tokens": np.array([[1, 2, 3, 4, 5]])},
+        {"tokens": np.array(1)},
+        {"shifts": np.array(-1)},
+        {"shifts": np.array(2.5)},
+        {"shifts": np.array([1, 2])},
+        {"shifts": np.array([1])},
+        {"shifts": np.array(1 << 40)},
+    ],
+    ids=str,
+)
+def test_bad_numbers(saved, bad):
+    """Tokens that are no ids of the model and impossible counts are refused."""
+    runner, path = saved
+    changed(path, **bad)
+    before = counts(runner)
+    with pytest.raises(ModelFormatError, match="not a saved sequence"):
+        read(path, runner.cache, runner.states, "model", 99)
+    assert before == counts(runner)
+
+
+def test_no_advice_about_pickles(saved):
+    """A file that is something else is not said to need a dangerous option."""
+    runner, path = saved
+    path.write_text("Once upon a time")
+    with pytest.raises(ModelFormatError) as caught:
+        read(path, runner.cache, runner.states, "model")
+    assert "pickle" not in str(caught.value.got)
+
+
+def test_a_link_stays_one(saved, tmp_path):
+    """What a link points to is written, there or not."""
+    runner, path = saved
+    (tmp_path / "folder").mkdir()
+    for real in (path, tmp_path / "folder" / "new"):
+        link = tmp_path / "folder" / "link"
+        link.symlink_to(real)
+        save(link, Sequence(), runner.states, "model")
+        assert link.is_symlink()
+        assert read(real, runner.cache, runner.states, "model").tokens == []
+        link.unlink()
+
+
+def test_only_regular_files_are_replaced(tmp_path):
+    """A pipe is left alone, also behind a link."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OptionError, match="something else"):
+            write_atomically(tmp_path / name, lambda file: None)
+    assert (tmp_path / "pipe").is_fifo()

@@ -56,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
         plugins.get().close()  # an open device keeps its number of threads
         place = {"device": device, "threads": threads, "ctx": ctx}
         with common.load(args, **place, parallel=max(args.b, default=1)) as model:
+            if model.runner.definition.architecture.pooled:
+                msg = f"{model.runner.definition.hparams.arch} is an encoder: it writes no text"
+                raise OptionError(msg, where=model.file.path)
             rows.extend(_measure(model, args))
     if args.json:
         common.show_json(rows)

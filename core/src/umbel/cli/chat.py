@@ -54,6 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(tty: bool) -> str:
     """The next message or command, perhaps empty; /quit at the end."""
+    if sys.stdin is None:
+        msg = "there is nobody to talk to: the input is closed"
+        raise OptionError(msg, do="pipe messages in, one a line, or use `umbel run`")
     try:
         return input("> " if tty else "").strip()
     except EOFError:

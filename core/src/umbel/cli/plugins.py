@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from umbel.cli import common
+
+if TYPE_CHECKING:
+    from umbel.hookspecs import Option
 
 
 def add(commands: common.Commands) -> None:
     common.command(commands, run, "plugins")
+
+
+def _help(option: Option) -> str:
+    default = "" if option.default is None else f" ({option.default})"
+    return option.help + default
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     found = plugins.get()
     options = [
-        (f"-O {backend.name}.{option.name}=", f"{option.help} ({option.default})")
+        (f"-O {backend.name}.{option.name}=", _help(option))
         for backend, offered in found.ask("options")
         for option in offered
     ]

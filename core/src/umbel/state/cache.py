@@ -7,6 +7,10 @@ count.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from weakref import WeakSet
+
 import attrs
 import numpy as np
 
@@ -45,16 +49,24 @@ class Cache:
     def __init__(self, cells: Pool | None, slots: Pool | None) -> None:
         self.cells = cells
         self.slots = slots
+        self._clock = itertools.count()
+        self._ages: dict[int, int] = {}  # of the slots that are snapshots
+        self._owners: WeakSet[Sequence] = WeakSet()  # of snapshots
 
     # a step
 
     def begin(self, sequence: Sequence, n: int) -> Taken:
-        """Places for `n` more tokens; `ContextFullError` when there are none."""
+        """Places for `n` more tokens; `ContextFullError` when there are none.
+
+        Snapshots are a luxury: the oldest one of any sequence goes when its slot is needed.
+        """
         cells = NONE
         if self.cells is not None:
             after = int(sequence.cells[-1]) if len(sequence.cells) else 0
             cells = self.cells.take(n, after)
         try:
+            if self.slots is not None and not self.slots.free:
+                self._drop_oldest_snapshot()
             slot = int(self.slots.take(1)[0]) if self.slots is not None else ZERO_SLOT
         except Exception:
             self._drop_cells(cells)
@@ -73,6 +85,13 @@ class Cache:
         self._drop_cells(taken.cells)
         self._drop_slot(taken.slot)
 
+    @property
+    def room(self) -> int:
+        """How many sequences there are places for to take one token more."""
+        cells = self.cells.free if self.cells is not None else None
+        slots = self.slots.free + len(self._spare()) if self.slots is not None else None
+        return min(n for n in (cells, slots) if n is not None)
+
     # sequences
 
     def fork(self, sequence: Sequence) -> Sequence:
@@ -82,7 +101,9 @@ class Cache:
         for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
             self._keep_slot(slot)
         tokens, snapshots = list(sequence.tokens), list(sequence.snapshots)
-        return attrs.evolve(sequence, tokens=tokens, snapshots=snapshots)
+        fork = attrs.evolve(sequence, tokens=tokens, snapshots=snapshots)
+        self._owners.add(fork)
+        return fork
 
     def close(self, sequence: Sequence) -> None:
         """Gives everything back; closing twice is harmless."""
@@ -97,6 +118,8 @@ class Cache:
             return
         self._keep_slot(sequence.slot)
         sequence.snapshots.append((here, sequence.slot))
+        self._ages[sequence.slot] = next(self._clock)
+        self._owners.add(sequence)
         if len(sequence.snapshots) > SNAPSHOTS:
             self._drop_slot(sequence.snapshots.pop(0)[1])
 
@@ -130,6 +153,8 @@ class Cache:
         self.close(sequence)
         for name, value in attrs.asdict(before, recurse=False).items():
             setattr(sequence, name, value)
+        self._owners.add(sequence)
+        before.snapshots = []
 
     def drop_span(self, sequence: Sequence, start: int, stop: int) -> None:
         """Forgets the tokens of a span in the middle, where there is no recurrent state; the
@@ -137,6 +162,22 @@ class Cache:
         self._drop_cells(sequence.cells[start:stop])
         sequence.cells = np.concatenate([sequence.cells[:start], sequence.cells[stop:]])
         del sequence.tokens[start:stop]
+
+    def _spare(self) -> list[int]:
+        """The slots of snapshots that are nobody's current state, the oldest first."""
+        if self.slots is None:
+            return []
+        users = Counter(slot for owner in self._owners for _, slot in owner.snapshots)
+        only = [slot for slot, n in users.items() if self.slots.references[slot] == n]
+        return sorted(only, key=self._ages.__getitem__)
+
+    def _drop_oldest_snapshot(self) -> None:
+        oldest = next(iter(self._spare()), ZERO_SLOT)
+        for owner in self._owners:
+            kept = [s for s in owner.snapshots if s[1] != oldest]
+            for _ in range(len(owner.snapshots) - len(kept)):
+                self._drop_slot(oldest)
+            owner.snapshots = kept
 
     def _drop_cells(self, cells: np.ndarray) -> None:
         if self.cells is not None and len(cells):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -35,8 +36,15 @@ def save(path: str | os.PathLike[str], sequence: Sequence, states: States, model
 
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Calls `write(file)` on a file beside `target` and renames it; a failure leaves none."""
+    """Calls `write(file)` on a file beside `target` and renames it; a failure leaves none.
+
+    A link stays one: what it points to is written.
+    """
+    target = Path(os.path.realpath(target))
     try:
+        if target.exists() and not target.is_file():
+            msg = "the file cannot be written: there is something else in its place"
+            raise OptionError(msg, where=target, expected="a regular file, or none")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".umbel-") as folder:
             beside = Path(folder, "new")
             with beside.open("wb") as file:
@@ -47,14 +55,23 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
         raise OptionError(msg, where=target, got=error.strerror) from error
 
 
-def load(path: str | os.PathLike[str], cache: Cache, states: States, model: str) -> Sequence:
-    """The sequence of a file, in fresh places; `OptionError` when it is another model's."""
+def load(
+    path: str | os.PathLike[str],
+    cache: Cache,
+    states: States,
+    model: str,
+    n_vocab: int | None = None,
+) -> Sequence:
+    """The sequence of a file, in fresh places; `OptionError` when it is another model's.
+
+    Its tokens must be ids below `n_vocab`.
+    """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with open(path, "rb") as file:
+            arrays = _arrays(file)
         header = dict(json.loads(arrays["header"].tobytes()))
-        tokens = [int(n) for n in arrays["tokens"].astype(np.int64, casting="safe").tolist()]
-        shifts = int(arrays["shifts"])
+        tokens = _numbers(arrays["tokens"], 1, n_vocab)
+        (shifts,) = _numbers(arrays["shifts"], 0)
     except FileNotFoundError as error:
         msg = "there is no such file"
         raise OptionError(msg, where=path) from error
@@ -71,6 +88,26 @@ def load(path: str | os.PathLike[str], cache: Cache, states: States, model: str)
         cache.close(sequence)
         raise
     return sequence
+
+
+def _arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(file):  # NumPy would take it for a pickle, and recommend those
+        msg = "it is no whole NumPy archive"
+        raise ValueError(msg)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _numbers(array: np.ndarray, ndim: int, stop: int | None = None) -> list[int]:
+    """Whole numbers from 0 on, and below `stop`."""
+    numbers: list[int] = array.astype(np.int64, casting="safe").reshape(-1).tolist()
+    last = (1 << 31) - 1 if stop is None else stop - 1
+    bad = next((n for n in numbers if not 0 <= n <= last), None)
+    if array.ndim != ndim or bad is not None:
+        msg = f"{array.ndim} dimensions and {bad}, not {ndim} and 0 to {last}"
+        raise ValueError(msg)
+    return numbers
 
 
 def _check(header: dict[str, Any], path: object, states: States, model: str) -> None:

@@ -49,8 +49,8 @@ class Coder(Protocol):
 class Matcher:
     """Finds given texts in a text: the leftmost, and of several there the longest.
 
-    None begins with a character that has a MARK after it. The ids in `greedy` swallow the
-    blanks that follow them.
+    None has a MARK in it or just after it. The ids in `greedy` swallow the blanks that follow
+    them.
     """
 
     ids: Mapping[str, int]
@@ -64,12 +64,32 @@ class Matcher:
             i = first.start()
             from_i = (text[i : i + n] for n in self._lengths if i >= done)
             found = next((piece for piece in from_i if piece in self.ids), None)
-            if found is not None:
+            if found is not None and not text.startswith(MARK, i + len(found)):
                 out += [text[done:i], self.ids[found]]
                 done = i + len(found)
                 if self.ids[found] in self.greedy:
                     done = len(text) - len(text[done:].lstrip())
         return [piece for piece in (*out, text[done:]) if piece != ""]
+
+    def touches(self, text: str) -> bool:
+        """Whether the text, whatever its case, is in one of them, holds or overlaps one."""
+        whole, heads, tails, joined = self._parts
+        text = text.casefold()
+        begun = (i for i in range(len(text)) if text[i] in heads)
+        pieces = (text[i:j] for i in begun for j in range(i + 1, len(text) + 1))
+        return (
+            text in joined
+            or any(text[:i] in tails or text[-i:] in heads for i in range(1, len(text) + 1))
+            or any(piece in whole for piece in pieces)
+        )
+
+    @cached_property
+    def _parts(self) -> tuple[set[str], set[str], set[str], str]:
+        """The texts, how they begin, how they end, and all in one."""
+        whole = {text.casefold() for text in self.ids}
+        heads = {text[:i] for text in whole for i in range(1, len(text) + 1)}
+        tails = {text[i:] for text in whole for i in range(len(text))}
+        return whole, heads, tails, MARK.join(whole)
 
     @cached_property
     def _lengths(self) -> list[int]:
