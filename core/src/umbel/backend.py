@@ -182,7 +182,7 @@ def _fits(answer: object, kind: Any) -> bool:
 
 
 def call_text(hook: str, args: Sequence[object]) -> str:
-    """How a call is named in messages: `open(numa:0)`."""
+    """How a call is named in messages: `open(host:0)`."""
     device = args[0].name if args and isinstance(args[0], Device) else ""
     return f"{hook}({device})"
 

@@ -5,7 +5,7 @@ that cannot be used never disturbs the others: it becomes a `Fault`, which `umbe
 and which is raised when the user asks for that backend by name. The built-in `host` backend
 needs no entry point and cannot be replaced.
 
-The environment variable `UMBEL_PLUGINS` limits loading to the names in it (`numa,cann`); empty,
+The environment variable `UMBEL_PLUGINS` limits loading to the names in it (`one,two`); empty,
 it loads none but `host`. Importing this module loads no plugin.
 """
 
@@ -269,7 +269,7 @@ class Plugins:
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Options of backends as the command line gives them: `["numa.mode=mirror"]`.
+    """Options of backends as the command line gives them: `["host.memory=2G"]`.
 
     Of two values for one option the last counts, as on any command line.
     """
