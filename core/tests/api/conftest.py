@@ -110,48 +110,11 @@ def shared() -> Iterator[Callable[..., umbel.Model]]:
         model.close()
 
 
-@pytest.fixture(scope="session")
-def oracle() -> Callable[[str], dict[str, np.ndarray]]:
-    """The token ids and the reference results of a model of the oracle folder."""
-
-    def loaded(name: str) -> dict[str, np.ndarray]:
-        with np.load(ORACLES / f"{name}.npz") as arrays:
-            return dict(arrays)
-
-    return loaded
-
-
 # files
 
 
-def write_gguf(path: Path, keys: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """A file of these keys and tensors: arrays, or (bytes, number of their type)."""
-    import gguf as package
-
-    writer = package.GGUFWriter(path, keys["general.architecture"])
-    kinds = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
-    for key, value in keys.items():
-        if key != "general.architecture":
-            kinds[type(value)](key, value)
-    for name, tensor in tensors.items():
-        array, number = tensor if isinstance(tensor, tuple) else (tensor, 0)
-        kind = package.GGMLQuantizationType(number)
-        writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.fixture
-def rewrite(tmp_path: Path) -> Callable[..., Path]:
+def rewrite(tmp_path: Path, write_gguf: Callable[..., Path]) -> Callable[..., Path]:
     """A model of the oracle folder with other keys or tensors (None takes one away)."""
 
     def rewritten(name: str, keys: Any = None, tensors: Any = None) -> Path:
@@ -234,7 +197,9 @@ def _scripted_plugin() -> types.ModuleType:
 
 
 @pytest.fixture
-def scripted(tmp_path: Path, load: Callable[..., umbel.Model]) -> Callable[..., Any]:
+def scripted(
+    tmp_path: Path, load: Callable[..., umbel.Model], write_gguf: Callable[..., Path]
+) -> Callable[..., Any]:
     """A model that says what a `Script` of these arguments has, and the script."""
 
     def made(ids: Sequence[int] | bytes = (), **settings: Any) -> tuple[umbel.Model, Script]:

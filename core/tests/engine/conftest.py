@@ -190,14 +190,3 @@ def open_runner(monkeypatch):
     yield opened
     for file in files:
         file.close()
-
-
-@pytest.fixture(scope="session")
-def oracle() -> Callable[[str], dict[str, np.ndarray]]:
-    """The token ids and the reference results of a model of the oracle folder."""
-
-    def loaded(name: str) -> dict[str, np.ndarray]:
-        with np.load(ORACLES / f"{name}.npz") as arrays:
-            return dict(arrays)
-
-    return loaded

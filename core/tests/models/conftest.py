@@ -158,54 +158,13 @@ def load() -> Iterator[Callable[..., Runner]]:
 
 
 @pytest.fixture
-def oracle() -> Callable[[str], dict[str, np.ndarray]]:
-    """The token ids and the reference results of a model of the oracle folder."""
-
-    def loaded(name: str) -> dict[str, np.ndarray]:
-        with np.load(ORACLES / f"{name}.npz") as arrays:
-            return dict(arrays)
-
-    return loaded
-
-
-def _add_value(writer: Any, key: str, value: Any) -> None:
-    add = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
-    add[type(value)](key, value)
-
-
-def write_gguf(path: Path, keys: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """A file of these keys and tensors: arrays, or (bytes, number of their type)."""
-    import gguf as package
-
-    writer = package.GGUFWriter(path, keys["general.architecture"])
-    for key, value in keys.items():
-        if key != "general.architecture":
-            _add_value(writer, key, value)
-    for name, tensor in tensors.items():
-        array, number = tensor if isinstance(tensor, tuple) else (tensor, 0)
-        kind = package.GGMLQuantizationType(number)
-        writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path: Path, write_gguf: Callable[..., Path]) -> Callable[..., Path]:
     """A new file from keys and tensors."""
     return lambda keys, tensors: write_gguf(tmp_path / "new.gguf", keys, tensors)
 
 
 @pytest.fixture
-def rewrite(tmp_path: Path) -> Callable[..., Path]:
+def rewrite(tmp_path: Path, write_gguf: Callable[..., Path]) -> Callable[..., Path]:
     """A model of the oracle folder with other keys (without the prefix) or tensors.
 
     None takes one away; a text as a tensor copies the tensor of that name.
