@@ -37,6 +37,7 @@ class Machine(RuleBasedStateMachine):
         self.in_cell, self.in_slot = {}, {ZERO_SLOT: ()}
         self.pairs = []
         self.marks = {}
+        self.before = []
 
     def _step(self, pair, n):
         """The places of a step, written; None when there are none."""
@@ -45,11 +46,11 @@ class Machine(RuleBasedStateMachine):
         fits = (cells is None or cells.free >= n) and self.cache.room
         if fits and slots is not None and not slots.free:
             self._oldest_snapshot_goes(n)
-        before = self._counts()
+        self.before = self._counts()  # the one snapshot that had to go is gone for good
         if not fits:
             with pytest.raises(ContextFullError):
                 self.cache.begin(sequence, n)
-            assert before == self._counts()
+            assert self.before == self._counts()
             return None
         taken = self.cache.begin(sequence, n)
         tokens = [next(_tokens) for _ in range(n)]
@@ -90,11 +91,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(pair=live, n=st.integers(1, 6))
     def fail(self, pair, n):
-        before = self._counts()
         step = self._step(pair, n)
         if step:
             self.cache.abort(step[0])
-        assert before == self._counts()
+        assert self.before == self._counts()
 
     @rule(target=live, pair=live)
     def fork(self, pair):
