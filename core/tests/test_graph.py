@@ -127,7 +127,6 @@ def test_graph_holds_what_is_needed(build):
     assert (graph.nodes, graph.outputs) == ((a, b), (b, a))
     assert unused not in graph.nodes
     assert (graph.leaves(Role.INPUT), graph.leaves(Role.WEIGHT)) == ([x], [])
-    assert graph.named("sum") is b
 
 
 def test_labels(build):

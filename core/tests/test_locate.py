@@ -62,6 +62,7 @@ def test_file_named_by_its_hash(here: Path) -> None:
     [
         (["a.gguf", "readme.md"], "a.gguf"),
         (["a.GGUF"], "a.GGUF"),
+        (["a-00001-of-00000.gguf"], "a-00001-of-00000.gguf"),
         (["a.gguf", "mmproj-a.gguf"], "a.gguf"),
         ([f"a-0000{i}-of-00003.gguf" for i in (2, 3, 1)], "a-00001-of-00003.gguf"),
     ],

@@ -52,7 +52,7 @@ def test_the_command_tells_its_version(environment):
 
 def test_there_is_the_host_and_nothing_else(environment):
     """The core brings one backend, which needs no plugin."""
-    code = "from umbel import plugins; print([r.name for r in plugins.get().describe()])"
+    code = "from umbel import plugins; print([s.name for s, *_ in plugins.get().describe()])"
     assert run(environment, "python", "-W", "error", "-c", code) == "['host']\n"
 
 

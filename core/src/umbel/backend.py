@@ -4,46 +4,23 @@ pluggy finds the hooks and validates them; it takes no part in calling them: a c
 costs ten direct ones and asks everybody, where a device's questions go to its owner alone.
 """
 
-from __future__ import annotations
-
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 import pluggy
 
 from umbel import __version__, hookspecs
-from umbel.errors import DeviceError, OptionError, OutOfMemoryError, PluginError, UmbelError
-from umbel.graph import Operation
-from umbel.hookspecs import UMBEL_API, BufferType, Device, DeviceInfo, Kernel, Option
+from umbel.errors import DeviceError, OutOfMemoryError, PluginError, UmbelError
+from umbel.graph import Operation, Tensor
+from umbel.hookspecs import UMBEL_API, BufferType, Device
 
 _OF_A_DEVICE = ("devices", "open", "buffer_type", "op_supported", "graph_compute")
-_ANSWERS: Mapping[str, Any] = {  # what a hook must return: [X] is a list of X; else nothing
-    "devices": [Device],
-    "open": DeviceInfo,
-    "buffer_type": BufferType,
-    "op_supported": str | None,
-    "options": [Option],
-    "status": Mapping,
-    "doctor": [str],
-    "ops": [Operation],
-    "architectures": [object],
-    "kernels": [Kernel],
-}
-
-
-def _sizes(value: object) -> bool:
-    return isinstance(value, tuple) and all(type(n) is int and n > 0 for n in value)
-
-
-_VALUES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # of a device: what they must be
-    "compute_dtype": ("f32, f16 or bf16", lambda v: v in ("f32", "f16", "bf16")),
-    "token_buckets": ("a tuple of positive whole numbers", _sizes),
-    "length_buckets": ("a tuple of positive whole numbers", _sizes),
-    "alignment": ("a positive whole number", lambda v: _sizes((v,))),
-}
+_NAMES = {"Operation": Operation, "Tensor": Tensor}  # what `hookspecs` cannot import
 
 
 @attrs.frozen
@@ -52,7 +29,7 @@ class Source:
 
     name: str  # of the backend
     distribution: str
-    version: str = ""
+    version: str = attrs.field(default="", eq=False)  # one seen twice is one
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}".strip() or self.name
@@ -63,16 +40,13 @@ class Fault:
     """Why a plugin, or one hook of it, cannot be used."""
 
     source: Source
-    reason: str  # one line
+    occasion: str  # what was done: a hook with its device, an entry point
+    reason: str  # one line that begins with it
     detail: str = attrs.field(repr=False)  # the traceback
-
-    @property
-    def name(self) -> str:
-        return self.source.name
 
     def error(self) -> PluginError:
         """The same, to be raised where the user asked for this plugin by name."""
-        msg = f"the plugin {self.name!r} cannot be used: {self.reason}"
+        msg = f"the plugin {self.source.name!r} cannot be used: {self.reason}"
         do = "mend, update or uninstall it; `umbel plugins` lists all plugins"
         return PluginError(msg, where=self.source, do=do)
 
@@ -80,29 +54,16 @@ class Fault:
 Record = Callable[[Source, str, BaseException], None]  # of a fault: whose, where, what
 
 
-@attrs.frozen(eq=False, repr=False)
-class Backend:
+class Backend(SimpleNamespace):
     """A loaded backend. Its hooks are its attributes, called by position: `open(device, ...)`.
 
     Whatever a hook raises arrives as an `UmbelError` that names plugin, hook and device. A
     plugin that only brings operations, models or kernels needs none of the hooks for devices.
     """
 
+    name: str
     source: Source
     plugin: object
-    hooks: Mapping[str, Callable[..., Any]]
-
-    def __getattr__(self, hook: str) -> Callable[..., Any]:
-        return self.hooks[hook]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def distribution(self) -> str:
-        """Name and version of the distribution that brought it, or "built in"."""
-        return str(self.source)
 
 
 def bind(source: Source, plugin: object, record: Record) -> Backend:
@@ -119,66 +80,65 @@ def bind(source: Source, plugin: object, record: Record) -> Backend:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(" ".join(str(error).split()), where=source) from error
-    callers = vars(manager.hook)
+    callers = {name: caller for name, caller in vars(manager.hook).items() if caller.spec}
     lacking = [hook for hook in _OF_A_DEVICE if not callers[hook].get_hookimpls()]
     if lacking and (len(lacking) < len(_OF_A_DEVICE) or not manager.get_hookcallers(plugin)):
         msg = f"it lacks the hooks {', '.join(lacking)}; each is to be marked with `hookimpl`"
         raise PluginError(msg, where=source)
     hooks = {name: _hook(source, caller, record) for name, caller in callers.items()}
-    return Backend(source, plugin, hooks)
+    return Backend(name=source.name, source=source, plugin=plugin, **hooks)
 
 
 def _hook(source: Source, caller: pluggy.HookCaller, record: Record) -> Callable[..., Any]:
     """A hook as the core calls it: guarded, or its default."""
     hook, spec, impls = caller.name, caller.spec, caller.get_hookimpls()
-    kind = _ANSWERS.get(hook)
-    if spec is None or not impls:  # no spec: a hook of a later version of the core
-        default: Any = () if isinstance(kind, list) else {} if kind is Mapping else None
+    assert spec is not None
+    text = spec.function.__annotations__["return"]
+    kind = get_type_hints(spec.function, localns=_NAMES)["return"]
+    if not impls:
+        default: Any = {Sequence: (), Mapping: {}}.get(get_origin(kind))
         return lambda *args: default
-    function: Callable[..., Any] = impls[0].function
+    function = impls[0].function
     names = (*impls[0].argnames, *impls[0].kwargnames)
     takes = [(name, place) for place, name in enumerate(spec.argnames) if name in names]
 
     def guarded(*args: Any) -> Any:
         try:
             answer = function(**{name: args[place] for name, place in takes})
-            if kind is not None and not _fits(answer, kind):
-                wanted = spec.function.__annotations__["return"]
-                msg = f"it returned {answer!r:.100}, expected {wanted}"
-                raise TypeError(msg)
+            if kind is not type(None):
+                _check(answer, kind, text, source.name)
         except UmbelError:
             raise
         except (Exception, SystemExit) as error:
-            text = call_text(hook, args)
-            record(source, text, error)
-            msg = f"the plugin {source.name!r} failed in {text}: {one_line(error)}"
+            call = call_text(hook, args)
+            record(source, call, error)
+            msg = f"the plugin {source.name!r} failed in {call}: {one_line(error)}"
             failed = DeviceError if args and isinstance(args[0], Device) else PluginError
             raise failed(msg, where=source) from error
-        if kind in (DeviceInfo, BufferType):
-            wrong = _wrong_value(answer)
-            if wrong:
-                text = call_text(hook, args)
-                record(source, text, PluginError(wrong))
-                msg = f"the plugin {source.name!r} failed in {text}: {wrong}"
-                raise PluginError(msg, where=source)
         return answer
 
     return guarded
 
 
-def _wrong_value(answer: object) -> str:
-    """What a device tells of itself and cannot be so; empty if nothing."""
-    for name, (expected, good) in _VALUES.items():
-        value = getattr(answer, name, None)
-        if hasattr(answer, name) and not good(value):
-            return f"{name} is {value!r:.100}, expected {expected}"
-    return ""
-
-
-def _fits(answer: object, kind: Any) -> bool:
-    if isinstance(kind, list):
-        return isinstance(answer, (list, tuple)) and all(isinstance(a, kind[0]) for a in answer)
-    return isinstance(answer, kind)
+def _check(answer: Any, kind: Any, text: str, owner: str) -> None:
+    """Raises what is wrong with the answer of a hook whose specification returns `kind`."""
+    outer, inner = get_origin(kind), get_args(kind)
+    if outer is Sequence:  # not any: a text is a sequence of texts
+        good = isinstance(answer, (list, tuple)) and all(isinstance(a, inner) for a in answer)
+    else:
+        good = isinstance(answer, Mapping if outer is Mapping else kind)
+    if not good:
+        msg = f"it returned {answer!r:.100}, expected {text}"
+        raise TypeError(msg)
+    if kind is BufferType and (type(answer.alignment) is not int or answer.alignment < 1):
+        msg = f"alignment is {answer.alignment!r:.100}, expected a positive whole number"
+        raise ValueError(msg)
+    if inner == (Device,):
+        form = re.compile(rf"{re.escape(owner)}:(0|[1-9][0-9]*)")
+        whole = [d for d in answer if isinstance(d.priority, int)]
+        if len({d.name for d in whole if form.fullmatch(str(d.name))}) < len(answer):
+            msg = f"devices need unique names '{owner}:N' and whole priorities: {answer}"
+            raise ValueError(msg)
 
 
 def call_text(hook: str, args: Sequence[object]) -> str:
@@ -215,26 +175,3 @@ class Memory:
             failed = OutOfMemoryError if isinstance(error, MemoryError) else DeviceError
             msg = f"{self.device.name} failed in {name}: {one_line(error)}"
             raise failed(msg, where=self.device.name) from error
-
-
-def option_values(backend: Backend, given: Mapping[str, object]) -> dict[str, object]:
-    """What `open` gets: every option that the backend declares, as given or by default.
-
-    A value from Python goes the way of one from the command line, by its text.
-    """
-    known: dict[str, Option] = {option.name: option for option in backend.options()}
-    values = {name: option.default for name, option in known.items()}
-    for name, value in given.items():
-        if name not in known:
-            msg = f"the backend {backend.name!r} has no option {name!r}"
-            raise OptionError(msg, expected=", ".join(known) or "no option at all", got=name)
-        option = known[name]
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        msg = f"the option {backend.name}.{name} cannot be {text!r}"
-        if option.choices and text not in option.choices:
-            raise OptionError(msg, expected=", ".join(option.choices), got=text)
-        try:
-            values[name] = option.parse(text)
-        except Exception as error:
-            raise OptionError(msg, expected=option.help, got=one_line(error)) from error
-    return values

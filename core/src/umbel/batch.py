@@ -3,8 +3,6 @@
 The step may be larger than the batch: padding tokens belong to scratch places.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,7 +16,7 @@ Batch = Sequence[tuple[Seq, list[int]]]  # as many new tokens for each sequence
 
 
 def feeds(
-    names: Iterable[str], step: StepShape, batch: Batch, taken: Sequence[Taken]
+    names: Iterable[str], step: StepShape, batch: Batch, taken: Sequence[Taken], causal: bool
 ) -> dict[str, np.ndarray]:
     """The inputs of these names, as the model's builder documents them."""
     s, t, n = step.sequences, step.tokens, len(batch[0][1])
@@ -29,12 +27,12 @@ def feeds(
         "cells": _flat(s, t, [new.cells for new in taken]),
         "state_in": _flat(s, 1, [[past.slot] for past, _ in batch]),
         "state_out": _flat(s, 1, [[new.slot] for new in taken]),
+        "table": _table(step, batch, taken),
         "out_ids": rows if step.rows >= step.n else rows * t + (n - 1),
     }
     for name in set(names) - made.keys():
-        kind, _, window = name.partition(":")
-        table = kind == "table"
-        made[name] = _table(step, batch, taken) if table else _mask(step, batch, window)
+        window = int(name.partition(":")[2] or 0)
+        made[name] = _mask(step, batch, window, causal)
     return made
 
 
@@ -58,17 +56,17 @@ def _table(step: StepShape, batch: Batch, taken: Sequence[Taken]) -> np.ndarray:
     return out
 
 
-def _mask(step: StepShape, batch: Batch, window: str) -> np.ndarray:
-    """(sequences, 1, tokens, kv_length): 0 where a token may look, not ahead, not out of its
-    window, not at padding."""
+def _mask(step: StepShape, batch: Batch, window: int, causal: bool) -> np.ndarray:
+    """(sequences, 1, tokens, kv_length): 0 where a token may look, not ahead (if `causal`), not
+    out of its window, not at padding."""
     out = np.full((step.sequences, 1, step.tokens, step.kv_length), MASKED, np.float32)
     own = step.kv_length - step.tokens
     for rows, (sequence, ids) in zip(out[:, 0], batch, strict=False):
         past = len(sequence)
         looked_at = np.arange(-past, len(ids))
         looking = np.arange(len(ids))[:, None]
-        seen = looked_at <= looking
+        seen = (looked_at <= looking) | (not causal)
         if window:
-            seen &= looking - looked_at < int(window)
+            seen &= looking - looked_at < window
         rows[: len(ids), own - past : own + len(ids)][seen] = 0
     return out

@@ -5,16 +5,10 @@ and the state of sequences. Between two steps of decoding one piece of one promp
 so that a long prompt holds nobody up.
 """
 
-from __future__ import annotations
-
 import contextlib
-import logging
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -26,7 +20,6 @@ from umbel.generation import Done, Job, Token
 from umbel.runner import Runner
 
 T = TypeVar("T")
-log = logging.getLogger("umbel")
 
 
 @attrs.define(eq=False)
@@ -37,20 +30,19 @@ class _Call:
 
 
 class Engine:
-    """Runs jobs on one model."""
-
-    idle = 2.0  # seconds without work after which the thread ends; the next job starts another
+    """Runs jobs on one model, until it is stopped or closed."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._posts: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._waiting: deque[Job] = deque()  # the prompt of the first one is being computed
+        self._waiting: list[Job] = []  # the prompt of the first one is being computed
         self._decoding: list[Job] = []
         self._current: Sequence[Job | _Call] = ()  # for whom the device computes now
-        self._thread: threading.Thread | None = None
         # Reentrant: the garbage collector may cancel a job in the middle of anything.
         self._lock = threading.RLock()
         self.closed = False
+        self._thread = threading.Thread(target=self._loop, name="umbel", daemon=True)
+        self._thread.start()
 
     # from any thread
 
@@ -60,18 +52,18 @@ class Engine:
 
     def cancel(self, job: Job, wanted: int, *, wait: bool = True) -> None:
         """Ends the job between two steps; `wanted` of the sampled tokens are kept."""
-        job.cancelled, job.wanted = True, wanted
+        job.cancelled = True
         self._interrupt()
         with contextlib.suppress(UmbelError):  # closed: then it has ended
-            (self.call if wait else self.post)(lambda: self._finish(job, "cancelled"))
+            (self.call if wait else self.post)(lambda: self._take_back(job, wanted))
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs `function` between two steps and gives its result; Ctrl-C stops it."""
         if threading.current_thread() is self._thread:
             return function()
         call = _Call(function)
-        self.post(lambda: self._run(call))
         try:
+            self.post(lambda: self._run(call))
             result: T = call.future.result()
         except KeyboardInterrupt:
             call.cancelled = True
@@ -88,32 +80,26 @@ class Engine:
                 msg = "the model is closed"
                 raise UmbelError(msg, do="load it again")
             self._posts.put(function)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="umbel", daemon=True)
-                self._thread.start()
+
+    def stop(self) -> None:
+        """Ends all jobs and the thread, and does not wait for it."""
+        with self._lock:
+            self.closed = True
+            if self._current:
+                self.runner.cancel()
+            self._posts.put(lambda: None)  # wakes it up
 
     def close(self) -> None:
         """Ends all jobs and the thread."""
-        with self._lock:
-            self.closed = True
-            thread = self._thread
-            if self._current:
-                self._stop_step()
-            self._posts.put(lambda: None)  # wakes it up
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _interrupt(self) -> None:
         """Stops the step that runs, when nobody wants it any more."""
         with self._lock:
             if self._current and all(task.cancelled for task in self._current):
-                self._stop_step()
-
-    def _stop_step(self) -> None:
-        try:
-            self.runner.cancel()
-        except Exception as error:  # the step goes on to its end, and closing goes on too
-            log.warning("a device could not be told to stop: %s", error)
+                self.runner.cancel()
 
     # on the engine's thread
 
@@ -121,14 +107,9 @@ class Engine:
         while not self.closed or not self._posts.empty():
             busy = bool(self._waiting or self._decoding)
             try:
-                post = self._posts.get(not busy, self.idle)
+                post = self._posts.get(not busy)
             except Empty:
-                if busy:
-                    post = self._turn
-                elif self._rests():
-                    return
-                else:
-                    continue
+                post = self._turn
             try:
                 post()
             except BaseException as error:  # no step's: nobody may wait for ever
@@ -140,55 +121,50 @@ class Engine:
         for job in (*self._waiting, *self._decoding):
             self._finish(job, reason, error)
 
-    def _rests(self) -> bool:
-        """Ends the thread, so that a model that nobody holds any more can be collected."""
-        with self._lock:
-            if self._posts.empty():
-                self._thread = None
-            return self._thread is None
-
     def _run(self, call: _Call) -> None:
         if call.future.set_running_or_notify_cancel():
             try:
                 with self._computing([call]):
                     result = call.function()
             except BaseException as error:
-                call.future.set_exception(error)
+                call.future.set_exception(_told(error))
             else:
                 call.future.set_result(result)
 
     def _turn(self) -> None:
         """One piece of a prompt, then one token for everybody who is decoding."""
-        if self._waiting and self._admits(self._waiting[0]):
-            self._guard([self._waiting[0]], self._prefill)
+        if self._waiting and self._admits(job := self._waiting[0]):
+            self._guard([job], self._prefill, job)
         for job in self._decoding:
             if len(job.sequence) >= self.runner.settings.ctx:
-                self._guard([job], self._make_room)
-        while self.runner.room < len(self._decoding):
+                self._guard([job], self._make_room, job)
+        while self.runner.cache.room < len(self._decoding):
             msg = "sessions that are open leave no room for the next token"
             do = "close sessions, or load the model with a larger ctx or parallel"
             self._finish(self._decoding[-1], "error", ContextFullError(msg, do=do))
         jobs, widest = self._decoding, self.runner.widest
         for i in range(0, len(jobs), widest):
-            self._guard(jobs[i : i + widest], self._decode)
+            group = jobs[i : i + widest]
+            self._guard(group, self._decode, group)
 
     def _admits(self, job: Job) -> bool:
         """Whether there is a place among those who decode, and cells for the prompt."""
         if job.before is not None or not self._decoding:
             return True
-        cells = self.runner.cache.cells
-        room = cells is None or cells.free > len(job.prompt) + len(self._decoding)
+        room = self.runner.cache.cells.free > len(job.due) + len(self._decoding)
         return len(self._decoding) < self.runner.settings.parallel and room
 
-    def _guard(self, jobs: list[Job], step: Callable[[list[Job]], None]) -> None:
+    def _guard(self, jobs: Sequence[Job], step: Callable[..., None], *args: Any) -> None:
         """A step that fails ends the jobs that took part in it, and nothing else."""
         try:
             with self._computing(jobs):
-                step(jobs)
-        except Exception as error:
-            stopped = isinstance(error, CancelledError)
+                step(*args)
+        except CancelledError:
             for job in jobs:
-                self._finish(job, "cancelled") if stopped else self._finish(job, "error", error)
+                self._finish(job, "cancelled")
+        except BaseException as error:
+            for job in jobs:
+                self._finish(job, "error", _told(error))
 
     @contextlib.contextmanager
     def _computing(self, tasks: Sequence[Job | _Call]) -> Iterator[None]:
@@ -197,85 +173,79 @@ class Engine:
             self.runner.cancelled = self.closed or all(task.cancelled for task in tasks)
         try:
             yield
-        except Exception:
-            raise
-        except BaseException as error:
-            raise _told(error) from error
         finally:
             with self._lock:
                 self._current = ()
 
-    def _prefill(self, jobs: list[Job]) -> None:
-        (job,) = jobs
-        cache = self.runner.cache
+    def _prefill(self, job: Job) -> None:
+        cache, due = self.runner.cache, job.due
         if job.before is None:
             job.before = cache.fork(job.sequence)
-        left = job.prompt[len(job.sequence) - len(job.before) :]
-        piece = self.runner.piece(left)
+        piece = self.runner.piece(due)
         logits = self.runner.step([(job.sequence, piece)], 1)
-        if len(piece) == len(left):
+        if len(piece) == len(due):
             cache.close(job.before)
-            job.before, job.pending = None, []
+            job.before = None
+            job.tokens += job.prompt
             cache.snapshot(job.sequence)
-            self._decoding.append(self._waiting.popleft())
-            self._advance(logits[0], jobs)
+            self._decoding.append(self._waiting.pop(0))
+            self._advance(job, logits[0])
 
-    def _decode(self, jobs: list[Job]) -> None:
-        ids = [job.pending[0] for job in jobs]
+    def _decode(self, jobs: Sequence[Job]) -> None:
+        ids = [job.tokens[-1] for job in jobs]
         logits = self.runner.decode([job.sequence for job in jobs], ids)
         for job, row in zip(jobs, logits, strict=True):
-            job.pending = []
-            self._guard([job], partial(self._advance, row))
+            self._guard([job], self._advance, job, row)
 
-    def _advance(self, logits: np.ndarray, jobs: list[Job]) -> None:
+    def _advance(self, job: Job, logits: np.ndarray) -> None:
         """Samples the next token, and ends the job when it is the last."""
-        (job,) = jobs
         if job.max_tokens <= 0:
             self._finish(job, "length")
             return
         token = job.sampler.sample(logits)
         wanted = job.logprobs >= 0
         pairs = job.sampler.logprobs(logits, job.logprobs, chosen=token) if wanted else ()
-        job.last = time.perf_counter()
-        job.first = job.first or job.last
-        job.pending = [token]
+        job.tokens.append(token)
         job.sampled += 1
         ends = token in job.stop_ids
         job.events.put(Token(token, "" if ends else job.output.push(token), tuple(pairs)))
-        full = job.keep < 0 and len(job.sequence) + 1 >= self.runner.settings.ctx
-        if ends or job.output.stop_string is not None:
+        full = job.keep < 0 and len(job.tokens) >= self.runner.settings.ctx
+        if ends or job.output.stops.found:
             self._finish(job, "stop")
         elif full or job.sampled >= job.max_tokens:
             self._finish(job, "length")
 
-    def _make_room(self, jobs: list[Job]) -> None:
-        """Shifts a context that is full. When that fails, what it dropped is pending."""
-        (job,) = jobs
-        before = list(job.sequence.tokens)
-        try:
-            job.dropped += self.runner.shift(job.sequence, job.keep)
-        except BaseException:
-            job.pending = [*before[len(job.sequence) :], *job.pending]
-            raise
+    def _make_room(self, job: Job) -> None:
+        """Shifts a context that is full."""
+        dropped = self.runner.shift(job.sequence, job.keep)
+        del job.tokens[job.keep : job.keep + dropped]
+        job.dropped += dropped
 
-    def _finish(self, job: Job, reason: str, error: BaseException | None = None) -> None:
-        if job.ended:  # before it was cancelled: what nobody has read is not wanted
-            job.done(job)
+    def _finish(self, job: Job, reason: str, error: Exception | None = None) -> None:
+        if job.ended:
             return
         job.ended = True
         self._decoding = [j for j in self._decoding if j is not job]
-        self._waiting = deque(j for j in self._waiting if j is not job)
+        self._waiting = [j for j in self._waiting if j is not job]
         text = ""
         try:
             if job.before is not None:  # in the middle of its prompt
                 self.runner.cache.restore(job.sequence, job.before)
             text = job.output.flush()
-            if reason == "length" and job.output.stop_string is not None:
+            if reason == "length" and job.output.stops.found:
                 reason = "stop"
-            job.done(job)
+            if job.transient:
+                self.runner.cache.close(job.sequence)
         except Exception as fault:  # the others go on whatever it is
             reason, error = "error", error or fault
         job.events.put(Done(reason, text, error))
+
+    def _take_back(self, job: Job, wanted: int) -> None:
+        """Ends the job, and drops what was sampled beyond `wanted`: nobody has read it."""
+        self._finish(job, "cancelled")
+        left = max(0, len(job.tokens) - (job.sampled - wanted))
+        del job.tokens[left:]
+        self.runner.cache.rewind(job.sequence, left)
 
 
 def _told(error: BaseException) -> Exception:

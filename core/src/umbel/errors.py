@@ -1,7 +1,5 @@
 """The errors a user can meet: each says what, where, expected, got and what to do."""
 
-from __future__ import annotations
-
 
 class UmbelError(Exception):
     """Base of every error that Umbel raises on purpose.
@@ -31,12 +29,7 @@ class UmbelError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        fields = (
-            ("where", self.where),
-            ("expected", self.expected),
-            ("got", self.got),
-            ("do", self.do),
-        )
+        fields = ((name, getattr(self, name)) for name in ("where", "expected", "got", "do"))
         return "\n  ".join([self.what, *(f"{k}: {v}" for k, v in fields if v is not None)])
 
 

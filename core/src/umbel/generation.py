@@ -6,7 +6,8 @@ The engine's thread fills the `Job`, whoever asked reads the `Generation`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -27,23 +28,18 @@ class Output:
         self, tokenizer: Tokenizer, before: Iterable[int], stop: Sequence[str] = ()
     ) -> None:
         self._decoder = StreamDecoder(tokenizer)
-        self._stops = StopStrings(stop)
+        self.stops = StopStrings(stop)
         for token in before:  # past the place where a text starts: there a space is dropped
             if self._decoder.push_bytes(token):
                 break
 
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that has come, if one has; nothing comes after it."""
-        return self._stops.found
-
     def push(self, token: int) -> str:
         """The characters that are safe to show after this token, perhaps none."""
-        return self._stops.push(self._decoder.push(token))
+        return self.stops.push(self._decoder.push(token))
 
     def flush(self) -> str:
         """What was held back, when no more tokens come."""
-        return self._stops.push(self._decoder.flush()) + self._stops.flush()
+        return self.stops.push(self._decoder.flush(), last=True)
 
 
 @attrs.frozen
@@ -56,6 +52,7 @@ class Token:
     id: int
     text: str
     logprobs: tuple[tuple[int, float], ...] = ()
+    at: float = attrs.field(factory=time.perf_counter, eq=False)  # when it was sampled
 
 
 @attrs.frozen
@@ -64,7 +61,7 @@ class Done:
 
     reason: str
     text: str = ""  # what was held back
-    error: BaseException | None = None
+    error: Exception | None = None
 
 
 Event = Token | Done
@@ -72,13 +69,14 @@ Event = Token | Done
 
 @attrs.define(eq=False)
 class Job:
-    """One request: prefill `prompt` after `sequence`, then sample up to `max_tokens`.
+    """One request: compute what is `due`, then sample up to `max_tokens`.
 
-    When it ends before the prompt is computed, the sequence is what it was, and `pending`
-    too.
+    The tokens of the prompt and those that are sampled join `tokens`. When it ends before the
+    prompt is computed, the sequence is what it was, and `tokens` too.
     """
 
     sequence: Seq
+    tokens: list[int]  # begin with those of the sequence; the others are not computed yet
     prompt: list[int]
     sampler: Sampler
     output: Output
@@ -86,21 +84,21 @@ class Job:
     stop_ids: frozenset[int] = frozenset()
     keep: int = -1  # tokens kept in front when the context is shifted; -1: end instead
     logprobs: int = -1  # how many; -1: none at all
-    pending: list[int] = attrs.field(factory=list)  # follow the sequence, but are not computed
-    done: Callable[[Job], None] = lambda job: None  # called on the engine's thread
+    transient: bool = False  # the sequence goes when the job has ended
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
     dropped: int = 0  # tokens, when the context was full
     sampled: int = 0
-    wanted: int | None = None  # of the sampled tokens, when it was cancelled
     cancelled: bool = False
     ended: bool = False
-    began: float = attrs.field(factory=time.perf_counter)
-    first: float = 0.0  # when the first token was sampled
-    last: float = 0.0
     before: Seq | None = None  # a fork, while the prompt is computed
 
+    @property
+    def due(self) -> list[int]:
+        """What is left to compute before there is something to sample from."""
+        return [*self.tokens, *self.prompt][len(self.sequence) :]
 
-class Generation(Iterator[str]):
+
+class Generation(Iterator[str], AbstractContextManager["Generation"]):
     """An iterator of pieces of text, each of whole characters; the sum of them is `text`.
 
     The computation runs ahead of the reader. `close`, the end of a `with` block, Ctrl-C in the
@@ -111,22 +109,19 @@ class Generation(Iterator[str]):
     """
 
     def __init__(self, engine: Engine, job: Job) -> None:
-        self.prompt_tokens = len(job.prompt)  # those that had to be computed
+        self.prompt_tokens = len(job.due)  # those that had to be computed
         self.tokens: list[int] = []
         self.logprobs: list[tuple[tuple[int, float], ...]] = []  # (id, log p) for each token
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
         self.seed = job.sampler.seed
+        self.dropped = 0  # tokens, by context shifts until the end
         self.prefill_seconds = 0.0  # from the request to the first token
         self.decode_seconds = 0.0  # from the first token to the last
+        self._began = self._first = time.perf_counter()
         self._engine, self._job = engine, job
         engine.submit(job)
-
-    @property
-    def dropped(self) -> int:
-        """How many tokens context shifts have dropped."""
-        return self._job.dropped
 
     def __next__(self) -> str:
         while self.finish_reason is None:
@@ -152,10 +147,7 @@ class Generation(Iterator[str]):
             self._engine.cancel(self._job, len(self.tokens))
             while not isinstance(self._job.events.get(), Done):
                 pass
-            self._end("cancelled")
-
-    def __enter__(self) -> Generation:
-        return self
+            self.finish_reason = "cancelled"
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -166,18 +158,16 @@ class Generation(Iterator[str]):
 
     def _take(self, event: Event) -> str:
         if isinstance(event, Token):
+            if not self.tokens:
+                self._first = event.at
+                self.prefill_seconds = event.at - self._began
+            self.decode_seconds = event.at - self._first
             self.tokens.append(event.id)
             if event.logprobs:
                 self.logprobs.append(event.logprobs)
             return event.text
-        self._end(event.reason)
-        self.stop_string = self._job.output.stop_string
+        self.finish_reason = event.reason
+        self.stop_string, self.dropped = self._job.output.stops.found, self._job.dropped
         if event.error is not None:
             raise event.error
         return event.text
-
-    def _end(self, reason: str) -> None:
-        self.finish_reason = reason
-        if self._job.first:
-            self.prefill_seconds = self._job.first - self._job.began
-            self.decode_seconds = self._job.last - self._job.first

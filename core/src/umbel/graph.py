@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,6 +106,13 @@ class Tensor:
         return self if self.base is None else self.base
 
     @property
+    def content(self) -> Hashable:
+        """What tells one leaf of a role from another: its name, or a constant's values."""
+        if self.data is None:
+            return self.name
+        return self.shape, self.dtype, self.data.tobytes()
+
+    @property
     def size(self) -> int:
         """Number of values."""
         return math.prod(self.shape)
@@ -113,10 +120,8 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the values when they lie contiguously."""
-        if not self.shape or not self.size:
-            return self.size * self.dtype.block_bytes
-        rows = self.size // self.shape[-1]
-        return rows * self.dtype.row_bytes(self.shape[-1])
+        *rows, row = self.shape or (1,)
+        return math.prod(rows) * self.dtype.row_bytes(row)
 
     @property
     def is_contiguous(self) -> bool:
@@ -130,12 +135,13 @@ def contiguous(shape: Shape, dtype: DType) -> tuple[int, ...]:
     """Strides in bytes of a tensor without gaps; the last is that of a block."""
     if not shape:
         return ()
-    strides = [dtype.block_bytes]
-    step = dtype.row_bytes(shape[-1])
-    for n in (1, *reversed(shape[1:-1]))[: len(shape) - 1]:
-        step *= n
-        strides.append(step)
-    return tuple(reversed(strides))
+    strides = [dtype.block_bytes, dtype.row_bytes(shape[-1])]
+    for n in reversed(shape[1:-1]):
+        strides.append(strides[-1] * n)
+    return tuple(reversed(strides[: len(shape)]))
+
+
+RowWrite = tuple[Tensor, Tensor, Tensor]  # (state, new rows, row numbers)
 
 
 @attrs.frozen(eq=False)
@@ -143,7 +149,7 @@ class RowsForm:
     """An operation on state where a device cannot scatter: the plan writes the rows later."""
 
     result: Tensor
-    writes: tuple[tuple[Tensor, Tensor, Tensor], ...]  # (state, new rows, row numbers)
+    writes: tuple[RowWrite, ...]
 
 
 @attrs.frozen(eq=False)
@@ -157,12 +163,8 @@ class Graph:
     outputs: tuple[Tensor, ...]
 
     def leaves(self, role: Role) -> list[Tensor]:
-        seen = {t: None for node in self.nodes for t in node.inputs if t.role is role}
-        seen |= {t: None for t in self.outputs if t.role is role}
-        return list(seen)
-
-    def named(self, name: str) -> Tensor:
-        return next(t for t in self.outputs if t.name == name)
+        read = [*(t for node in self.nodes for t in node.inputs), *self.outputs]
+        return list(dict.fromkeys(t for t in read if t.role is role))
 
 
 class Builder:
@@ -176,7 +178,6 @@ class Builder:
         self.ops = ops
         self.nodes: list[Tensor] = []
         self._known: dict[Any, Tensor] = {}
-        self._leaves: dict[tuple[Role, str], Tensor] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         op = self.ops.get(name)
@@ -197,7 +198,10 @@ class Builder:
 
         `stored_as` keeps the result in another float dtype than the shape rule says.
         """
-        given = _drop_trailing(inputs)
+        given = tuple(t for t in inputs if t is not None)
+        if given != inputs[: len(given)]:
+            msg = "only trailing inputs of an operation can be left out"
+            raise GraphError(msg, got=inputs)
         key = (op.name, *map(id, given), tuple(sorted(attributes.items())), stored_as)
         known = self._known.get(key)
         if known is not None and not op.writes:
@@ -223,42 +227,25 @@ class Builder:
 
     def leaf(self, role: Role, name: str, shape: Shape, dtype: DType) -> Tensor:
         """An input, weight or state; asked for again by the same name, the same tensor."""
-        known = self._leaves.get((role, name))
-        if known is None:
-            known = Tensor(shape=shape, dtype=dtype, role=role, name=name)
-            self._leaves[role, name] = known
-        elif (known.shape, known.dtype) != (shape, dtype):
+        leaf = Tensor(shape, dtype, role, name)
+        known = self._known.setdefault((role, name), leaf)
+        if (known.shape, known.dtype) != (shape, dtype):
             msg = f"{role.value} {name!r} is declared twice, differently"
-            raise GraphError(msg, expected=known, got=f"{list(shape)} {dtype}")
+            raise GraphError(msg, expected=known, got=leaf)
         return known
 
     def const(self, array: np.ndarray, name: str = "") -> Tensor:
         """A constant: float32 or int32 values that are part of the graph."""
         dtype = BY_NAME["i32" if array.dtype.kind in "iu" else "f32"]
         data = np.ascontiguousarray(array, dtype.numpy)
-        key = ("const", data.shape, dtype.name, data.tobytes())
-        if key not in self._known:
-            self._known[key] = Tensor(data.shape, dtype, Role.CONST, name or "const", data=data)
-        return self._known[key]
+        const = Tensor(data.shape, dtype, Role.CONST, name or "const", data=data)
+        return self._known.setdefault(const.content, const)
 
     def graph(self, outputs: Iterable[Tensor]) -> Graph:
         """The graph of what `outputs` need, in the order it was built."""
         wanted = tuple(outputs)
-        own, needed = set(self.nodes), set[Tensor]()
-        pending = list(wanted)
-        while pending:
-            tensor = pending.pop()
-            if tensor in own and tensor not in needed:
-                needed.add(tensor)
-                pending.extend(tensor.inputs)
+        needed = set(wanted)
+        for node in reversed(self.nodes):
+            if node in needed:
+                needed.update(node.inputs)
         return Graph(tuple(n for n in self.nodes if n in needed), wanted)
-
-
-def _drop_trailing(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    given = list(inputs)
-    while given and given[-1] is None:
-        given.pop()
-    if any(t is None for t in given):
-        msg = "only trailing inputs of an operation can be left out"
-        raise GraphError(msg, got=given)
-    return tuple(t for t in given if t is not None)

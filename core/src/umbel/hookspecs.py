@@ -42,6 +42,11 @@ class Device:
         return self.name.partition(":")[0]
 
     @property
+    def title(self) -> str:
+        """The name as users read it."""
+        return f"{self.name} (simulated)" if self.simulated else self.name
+
+    @property
     def index(self) -> int:
         return int(self.name.partition(":")[2] or 0)
 
@@ -57,6 +62,16 @@ class DeviceInfo:
     length_buckets: tuple[int, ...] = ()  # the only KV lengths; () = multiples of 256
     opaque: bool = False  # a compiler: memory only for a split's inputs, outputs and state
     details: Mapping[str, object] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.compute_dtype not in ("f32", "f16", "bf16"):
+            msg = f"compute_dtype is {self.compute_dtype!r:.100}, expected f32, f16 or bf16"
+            raise ValueError(msg)
+        for name in ("token_buckets", "length_buckets"):
+            sizes = getattr(self, name)
+            if type(sizes) is not tuple or any(type(n) is not int or n < 1 for n in sizes):
+                msg = f"{name} is {sizes!r:.100}, expected a tuple of positive whole numbers"
+                raise ValueError(msg)
 
 
 @attrs.frozen
@@ -227,7 +242,7 @@ def ops() -> Sequence[Operation]:  # type: ignore[empty-body]
 
 
 @hookspec
-def architectures() -> Sequence[Any]:  # type: ignore[empty-body]
+def architectures() -> Sequence[object]:  # type: ignore[empty-body]
     """New model architectures (`umbel.models.Architecture`). Default: none."""
 
 

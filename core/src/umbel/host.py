@@ -5,9 +5,8 @@ while the memory budget lasts, the others in pieces at each use; `-O host.dequan
 host.memory=` choose.
 """
 
-from __future__ import annotations
-
 import ctypes
+import itertools
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,7 +24,7 @@ from umbel.graph import Tensor
 from umbel.hookspecs import UMBEL_API as UMBEL_API
 from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hookimpl
 from umbel.host_kernels import Arrays, Step, compile_node
-from umbel.host_memory import Budget, HostBufferType
+from umbel.host_memory import HostBufferType
 
 log = logging.getLogger("umbel")
 
@@ -73,29 +73,15 @@ def options() -> Sequence[Option]:
 
 
 @hookimpl
-def open(
-    device: Device, options: Mapping[str, object], kernels: Sequence[Kernel]
-) -> DeviceInfo:
+def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
     total, free = memory()
     mode, limit = options.get("dequantise", "auto"), options.get("memory")
     if mode == "blocks" or limit is None:
-        limit = {"once": 1 << 62, "blocks": 0}.get(str(mode), free // 2)
-    _set_threads(int(str(options.get("threads") or 0)))
-    used = threads()
-    _open[device.name] = _Host(HostBufferType(Budget(int(str(limit))), used))
-    return DeviceInfo(
-        memory_total=total,
-        memory_free=free,
-        details={"numpy": np.__version__, "threads": used},
-    )
-
-
-def _set_threads(wanted: int) -> None:
-    most = cpus()
-    if wanted > most:
-        log.warning("--threads %d is more than the %d processors: %d it is", wanted, most, most)
-    if not set_threads(min(wanted, most) or None) and wanted:
-        log.warning("--threads has no effect on host:0: this NumPy's BLAS has no such control")
+        limit = {"once": 1 << 62, "blocks": 0}.get(mode, free // 2)
+    threads = set_threads(options.get("threads") or 0)
+    _open[device.name] = _Host(HostBufferType(limit, threads))
+    details = {"numpy": np.__version__, "threads": threads}
+    return DeviceInfo(memory_total=total, memory_free=free, details=details)
 
 
 @hookimpl
@@ -129,18 +115,13 @@ def graph_compute(device: Device, graph: SplitGraph) -> None:
                 program[i]()
             except UmbelError:
                 raise
+            except MemoryError as error:
+                msg = f"there is no room to compute {node.label}"
+                do = "use -O host.dequantise=blocks, or a smaller --ubatch"
+                raise OutOfMemoryError(msg, where=device.name, got=node, do=do) from error
             except Exception as error:
-                raise _failure(node, error) from error
-
-
-def _failure(node: Tensor, error: Exception) -> DeviceError:
-    """What is told when a node fails."""
-    if isinstance(error, MemoryError):
-        msg = f"there is no room to compute {node.label}"
-        do = "use -O host.dequantise=blocks, or a smaller --ubatch"
-        return OutOfMemoryError(msg, where=DEVICE.name, got=node, do=do)
-    msg = f"{node.label} failed"
-    return DeviceError(msg, where=DEVICE.name, got=f"{type(error).__name__}: {error}")
+                msg, got = f"{node.label} failed", f"{type(error).__name__}: {error}"
+                raise DeviceError(msg, where=device.name, got=got) from error
 
 
 @hookimpl
@@ -159,7 +140,7 @@ def cancel(device: Device) -> None:
 def status(device: Device) -> Mapping[str, object]:
     total, free = memory()
     host = _open.get(device.name)
-    copies = host.buffer_type.budget.used if host else 0
+    copies = host.buffer_type.used if host else 0
     return {"memory_total": total, "memory_free": free, "dequantised": copies}
 
 
@@ -191,33 +172,33 @@ def cpus() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
-def set_threads(n: int | None) -> bool:
-    """Sets the thread count for the whole process, None as it was at first; False where this
-    BLAS cannot be asked."""
-    setter, first = _function("set_num_threads"), _first()
-    if setter is not None:
-        setter(n or first)
-    return setter is not None
-
-
-def threads() -> int:
-    """The thread count in use; where this BLAS cannot be asked, one for each processor."""
-    getter = _function("get_num_threads")
-    return cpus() if getter is None else int(getter())
-
-
-_first = cache(threads)
+def set_threads(wanted: int) -> int:
+    """Sets the thread count of the whole process, 0: as it was at first. Gives what is in use;
+    where this BLAS cannot be asked, one for each processor."""
+    most, blas = cpus(), _blas()
+    if wanted > most:
+        log.warning("--threads %d is more than the %d processors: %d it is", wanted, most, most)
+    if blas is None:
+        if wanted:
+            log.warning("--threads has no effect on host:0: NumPy's BLAS has no such control")
+        return most
+    tell, ask, first = blas
+    tell(min(wanted, most) or first)
+    return int(ask())
 
 
 @cache
-def _function(name: str) -> Callable[..., int] | None:
-    """From NumPy's own libraries (opened again they are the same), or from the process."""
+def _blas() -> tuple[Callable[[int], object], Callable[[], int], int] | None:
+    """How NumPy's BLAS is told and asked its number of threads, and which it was at first.
+
+    It is in NumPy's own libraries (opened again they are the same), or in the process.
+    """
     package = Path(np.__file__).parent
     own = [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]
-    for path in [*map(str, own), None]:
-        with suppress(OSError, TypeError):
+    for path, name in itertools.product([*map(str, own), None], _NAMES):
+        with suppress(OSError, TypeError, AttributeError):
             library = ctypes.CDLL(path)
-            for function in (getattr(library, n.format(name), None) for n in _NAMES):
-                if function is not None:
-                    return function  # type: ignore[no-any-return]
+            tell = getattr(library, name.format("set_num_threads"))
+            ask = getattr(library, name.format("get_num_threads"))
+            return tell, ask, ask()
     return None

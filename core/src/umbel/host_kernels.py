@@ -6,15 +6,13 @@ is seen: sequences look at their own cells, which mostly lie side by side; causa
 sliding windows hide much of what is left, so queries go through in blocks.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
+import attrs
 import numpy as np
 
-from umbel.gguf.quants import dequantise, quantise
-from umbel.gguf.types import F32, DType
+from umbel.gguf.types import F32, DType, dequantise, quantise
 from umbel.graph import MASKED, Tensor
 from umbel.hookspecs import Slot
 from umbel.host_memory import PIECE, HostWeight
@@ -26,11 +24,11 @@ BLOCK = 64  # queries of attention at a time
 _LOWEST = np.float32(-3e38)
 
 
+@attrs.frozen(eq=False)
 class Arrays:
     """The arrays of one split's tensors, views on their slots."""
 
-    def __init__(self, slots: Mapping[Tensor, Slot]) -> None:
-        self.slots = slots
+    slots: Mapping[Tensor, Slot]
 
     def weight(self, t: Tensor) -> HostWeight | None:
         """The weight or constant itself; None for a window on one."""
@@ -59,8 +57,9 @@ class Arrays:
             return _always(raw)
         return lambda: dequantise(np.ascontiguousarray(raw), t.dtype)
 
-    def sources(self, node: Tensor, changed: Collection[int]) -> list[Source]:
+    def sources(self, node: Tensor) -> list[Source]:
         """All inputs of a node; those that it changes as they are stored."""
+        changed = node.op.mutates if node.op else ()
         return [
             _always(self.raw(t)) if i in changed else self.source(t)
             for i, t in enumerate(node.inputs)
@@ -88,7 +87,7 @@ def compile_node(node: Tensor, arrays: Arrays) -> Step:
 def _by_reference(node: Tensor, arrays: Arrays) -> Step:
     assert node.op is not None
     reference = partial(node.op.reference, **node.attrs)
-    sources = arrays.sources(node, node.op.mutates)
+    sources = arrays.sources(node)
     if node.op.writes:
         return lambda: reference(*[source() for source in sources])
     store = arrays.storer(node)
@@ -143,7 +142,7 @@ def _get_rows(node: Tensor, arrays: Arrays) -> Step | None:
 def _kv_attention(node: Tensor, arrays: Arrays) -> Step | None:
     if node.attrs.get("max_bias", 0.0) or len(node.inputs) > 8 or node.dtype is not F32:
         return None
-    sources = arrays.sources(node, (3, 4))
+    sources = arrays.sources(node)
     run = partial(_cached_attention, node, arrays.raw(node))
     return lambda: run(*[source() for source in sources])
 

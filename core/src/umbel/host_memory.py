@@ -10,31 +10,11 @@ import attrs
 import numpy as np
 
 from umbel.errors import OutOfMemoryError
-from umbel.gguf.quants import dequantise
-from umbel.gguf.types import DType
+from umbel.gguf.types import DType, dequantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, Device
 
 PIECE = 1 << 17  # values that are dequantised at a time: they stay in the processor's cache
-
-
-@attrs.define(eq=False)
-class Budget:
-    """Bytes that dequantised copies of weights may take."""
-
-    limit: int
-    used: int = 0
-
-    def take(self, weight: HostWeight, nbytes: int) -> bool:
-        """Whether there is room for a copy; it comes back when the weight goes."""
-        fits = self.used + nbytes <= self.limit
-        if fits:
-            self.used += nbytes
-            weakref.finalize(weight, self._give, nbytes)
-        return fits
-
-    def _give(self, nbytes: int) -> None:
-        self.used -= nbytes
 
 
 @attrs.define(eq=False)
@@ -75,14 +55,12 @@ class HostWeight(HostBuffer):
     _dense: np.ndarray | None = None
 
     def dense(self, *, always: bool = False) -> np.ndarray | None:
-        """All values, as float32 unless they are integers, kept; None when the budget does not
-        allow a copy."""
-        if self._dense is None and self.raw.dtype in (np.float32, np.int32):
-            self._dense = self.raw
-        elif self._dense is None:
-            allowed = self.kind.budget.take(self, 4 * self.tensor.size)
-            if allowed or always:
-                self._dense = self.values(slice(None))
+        """All values, as float32 unless they are integers, kept; None when there is no room for
+        a copy."""
+        if self.raw.dtype in (np.float32, np.int32):
+            return self.raw
+        if self._dense is None and (self.kind.take(self) or always):
+            self._dense = self.values(slice(None))
         return self._dense
 
     @property
@@ -112,12 +90,13 @@ class HostWeight(HostBuffer):
         return values.reshape(-1, *self.shape[1:])
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class HostBufferType:
     """Host memory: everything is accepted as the file has it."""
 
-    budget: Budget
+    limit: int  # bytes that dequantised copies of weights may take
     threads: int = 1  # that dequantise
+    used: int = 0  # bytes of copies
     alignment: int = 64
     max_size: int = 1 << 62
     is_host: bool = True
@@ -146,3 +125,15 @@ class HostBufferType:
     def store(self, tensor: Tensor, array: np.ndarray) -> HostWeight:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return HostWeight(raw, array, tensor, self)
+
+    def take(self, weight: HostWeight) -> bool:
+        """Whether there is room for a float32 copy; it comes back when the weight goes."""
+        nbytes = 4 * weight.tensor.size
+        fits = self.used + nbytes <= self.limit
+        if fits:
+            self.used += nbytes
+            weakref.finalize(weight, self._give, nbytes)
+        return fits
+
+    def _give(self, nbytes: int) -> None:
+        self.used -= nbytes

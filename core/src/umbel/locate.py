@@ -6,8 +6,6 @@ must not become a download. Names on the hub are `owner/repo`, `owner/repo:FILE.
 cache, the progress bar, tokens, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util
@@ -17,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from umbel.errors import OptionError
+from umbel.gguf import part_names
 
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:.+)?")
-_HOW = "give a GGUF file, a name on the hub like owner/repo:FILE.gguf, or demo"
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def find_model(name: str) -> Path:
@@ -36,7 +33,8 @@ def find_model(name: str) -> Path:
         return _from_hub(name)
     near = difflib.get_close_matches(path.name, _listed(path.parent))
     msg = "there is no such model file"
-    do = f"did you mean {path.parent / near[0]}?" if near else _HOW
+    do = "give a GGUF file, a name on the hub like owner/repo:FILE.gguf, or demo"
+    do = f"did you mean {path.parent / near[0]}?" if near else do
     raise OptionError(msg, got=repr(name), do=do)
 
 
@@ -61,7 +59,7 @@ def _listed(folder: Path) -> list[str]:
 def _choose(names: list[str], wanted: str, where: object) -> str:
     """The one model among the files of a folder or repository: its file, or its first part."""
     models = [name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name]
-    models = [name for name in models if name == _parts(name)[0]]
+    models = [name for name in models if name == part_names(name)[0]]
     tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
     found = [name for name in models if tag.search(name)] if wanted else models
     if len(found) == 1:
@@ -69,15 +67,6 @@ def _choose(names: list[str], wanted: str, where: object) -> str:
     msg = "there is more than one model" if found else f"there is no model file {wanted}"
     got = ", ".join(found or models) or "no GGUF file"
     raise OptionError(msg, where=where, expected="one", got=got, do="name one of the files")
-
-
-def _parts(file: str) -> list[str]:
-    """All files of a split model, the first one first."""
-    part = _PART.search(file)
-    if part is None:
-        return [file]
-    head, count = file[: part.start()], part[1]
-    return [f"{head}-{i:05d}-of-{count}.gguf" for i in range(1, int(count) + 1)]
 
 
 def _from_hub(name: str) -> Path:
@@ -91,7 +80,7 @@ def _from_hub(name: str) -> Path:
     try:
         if not file.lower().endswith(".gguf"):
             file = _choose(hub.list_repo_files(repo), file, name)
-        paths = [hub.hf_hub_download(repo, part) for part in _parts(file)]
+        paths = [hub.hf_hub_download(repo, part) for part in part_names(file)]
     except OptionError:
         raise
     except Exception as error:  # its HTTP library, and so the errors, differ between versions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -14,14 +15,14 @@ from umbel import gguf, loading
 from umbel.engine import Engine
 from umbel.errors import OptionError, TemplateError, UmbelError
 from umbel.generation import Generation
-from umbel.gguf import quants
+from umbel.gguf import types
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
 from umbel.session import Prompt, Session
+from umbel.state import Sequence as Seq
 from umbel.state import store
 from umbel.text import Tokenizer, load_tokenizer
 from umbel.text.chat import ChatTemplate, from_metadata
-from umbel.text.guard import encode_rendered, guarded
 
 
 def load(
@@ -64,16 +65,16 @@ def load(
             ctx=loading.context(definition, ctx),
             parallel=loading.number("parallel", parallel, 1),
             ubatch=loading.number("ubatch", ubatch, 1),
-            kv=kv,
+            kv=loading.kv_dtype(definition, kv),
             check=check,
             strict=strict,
         )
         threads = loading.number("threads", threads or 0, 0)
         tokenizer = load_tokenizer(file.metadata, where=str(file.path))
-        loading.check_vocabulary(definition, tokenizer)
+        definition.check_vocabulary(tokenizer.n_vocab)
         if check_tensors:
             for name, info in file.tensors.items():
-                quants.check(name, file.array(name), info.dtype, file.path)
+                types.check(name, file.array(name), info.dtype, file.path)
         devices = loading.targets(device, options, threads, strict)
         runner = Runner(definition, devices, settings)
         loading.report(runner)
@@ -83,7 +84,7 @@ def load(
     return Model(file, tokenizer, runner)
 
 
-class Model:
+class Model(AbstractContextManager["Model"]):
     """A loaded model, for any number of threads. Close it, or use it in a `with` block."""
 
     def __init__(self, file: gguf.GGUFFile, tokenizer: Tokenizer, runner: Runner) -> None:
@@ -105,13 +106,12 @@ class Model:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template of the file, or None where it has none. A broken one fails when used."""
-        bos, eos = self._ends()
-        return from_metadata(self.file.metadata, bos, eos, str(self.file.path))
+        return from_metadata(self.file.metadata, *self._ends(), str(self.file.path))
 
     def _ends(self) -> tuple[str, str]:
         """The texts of the BOS and EOS tokens."""
         ids = (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        bos, eos = ("" if i is None else self.tokenizer.token_text(i) for i in ids)
+        bos, eos = ("" if i is None else self.tokenizer.vocab.tokens[i] for i in ids)
         return bos, eos
 
     @cached_property
@@ -151,7 +151,9 @@ class Model:
         Raises `ContextFullError` when the prompt leaves no room, `SamplingError`,
         `OptionError`, `TokenizerError`; what fails later is raised to the reader.
         """
-        return self._session(transient=True).generate(prompt, **settings)
+        session = self.open()
+        session._transient = True
+        return session.generate(prompt, **settings)
 
     def chat(
         self,
@@ -182,15 +184,13 @@ class Model:
         """The token ids of a conversation in the chat template, with exactly one BOS."""
         chat = self.chat_template
         if template is not None:
-            bos, eos = self._ends()
-            chat = ChatTemplate(template, bos=bos, eos=eos, where="template")
+            chat = ChatTemplate(template, *self._ends(), where="template")
         if chat is None:
             msg = "the model has no chat template"
             do = "use `generate`, or give a template"
             raise TemplateError(msg, where=self.file.path, do=do)
-        given = {"messages": messages, "tools": tools, **options}
-        text = chat.render(**guarded(given, self.tokenizer.control))
-        return encode_rendered(self.tokenizer, text)
+        text = chat.render(messages, tools, self.tokenizer.control, **options)
+        return self.tokenizer.encode(text, special=True, eos=False)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """The logits after each of the tokens: (n, n_vocab) float32."""
@@ -199,19 +199,25 @@ class Model:
 
     def hidden(self, prompt: Prompt) -> np.ndarray:
         """The hidden states of an encoder (bert): (n, n_embd) float32."""
-        if not self.runner.definition.architecture.pooled:
-            msg = f"{self.runner.definition.hparams.arch} is no encoder: it has logits"
+        if not self.runner.encodes:
+            msg = f"{self.runner.definition.architecture.name} is no encoder: it has logits"
             raise OptionError(msg, where=self.file.path)
-        ids = self.tokenize(prompt) if isinstance(prompt, str | bytes) else list(prompt)
-        self.tokenizer.check_ids(ids)
+        given = self.tokenize(prompt) if isinstance(prompt, str | bytes) else prompt
+        ids = self.tokenizer.check_ids(given)
         if not ids:
             msg = "there is nothing to encode"
             raise OptionError(msg, where="prompt", expected="at least one token")
-        return self.engine.call(lambda: self.runner.encode(ids))
+        return self.engine.call(lambda: self.runner.forward(Seq(), ids, every=True))
 
     def open(self) -> Session:
         """An empty session: one sequence that can be fed, forked, rewound and saved."""
-        return self._session()
+        if self.runner.encodes:
+            msg = f"{self.runner.definition.architecture.name} is an encoder: it writes no text"
+            raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
+        if self.engine.closed:
+            msg = "the model is closed"
+            raise UmbelError(msg, do="load it again")
+        return Session(self)
 
     def restore(self, path: str | os.PathLike[str]) -> Session:
         """The session that `Session.save` wrote; refused when it is another model's."""
@@ -220,16 +226,8 @@ class Model:
         session._sequence = self.engine.call(
             lambda: store.load(path, runner.cache, runner.states, self.fingerprint, n_vocab)
         )
+        session._tokens = list(session._sequence.tokens)
         return session
-
-    def _session(self, *, transient: bool = False) -> Session:
-        if self.runner.definition.architecture.pooled:
-            msg = f"{self.runner.definition.hparams.arch} is an encoder: it writes no text"
-            raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
-        if self.engine.closed:
-            msg = "the model is closed"
-            raise UmbelError(msg, do="load it again")
-        return Session(self, transient=transient)
 
     def close(self) -> None:
         """Stops everything that runs on the model and gives its memory back."""
@@ -237,8 +235,8 @@ class Model:
         self.runner.close()
         self.file.close()
 
-    def __enter__(self) -> Model:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        self.engine.stop()  # its thread would keep everything

@@ -9,8 +9,6 @@ The environment variable `UMBEL_PLUGINS` limits loading to the names in it (`one
 it loads none but `host`. Importing this module loads no plugin.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -20,11 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-import attrs
-
-from umbel.backend import Backend, Fault, Source, bind, call_text, one_line, option_values
+from umbel.backend import Backend, Fault, Memory, Source, bind, call_text, one_line
 from umbel.errors import DeviceError, OptionError, PluginError, UmbelError
-from umbel.hookspecs import GROUP, BufferType, Device, DeviceInfo
+from umbel.hookspecs import GROUP, Device, Option
+from umbel.plan import Target
 
 VARIABLE = "UMBEL_PLUGINS"
 HOST = Source("host", "built in")
@@ -32,30 +29,6 @@ AUTO = "auto"
 TIME_LIMIT = 5.0  # seconds for the `devices()` of one plugin, which should take milliseconds
 
 Options = Mapping[str, Mapping[str, object]]
-
-
-@attrs.frozen(eq=False)
-class OpenDevice:
-    """A device that is ready to compute, with what its owner told of it."""
-
-    device: Device
-    info: DeviceInfo
-    backend: Backend
-    buffer_type: BufferType
-    options: Mapping[str, object]
-    lock: threading.RLock = attrs.field(factory=threading.RLock)  # whoever computes holds it
-
-
-@attrs.frozen
-class Row:
-    """A line of `umbel plugins`."""
-
-    name: str
-    distribution: str
-    version: str
-    state: str  # "ok" or "FAILED"
-    reason: str
-    devices: tuple[str, ...]
 
 
 class Plugins:
@@ -67,20 +40,11 @@ class Plugins:
     def __init__(self, only: str | None = None) -> None:
         self.backends: dict[str, Backend] = {}
         self._only = only
-        self._faults: dict[tuple[Source, str], Fault] = {}
+        self.faults: list[Fault] = []  # the first one of each plugin and occasion
         self._devices: list[Device] | None = None
-        self._open: dict[str, OpenDevice] = {}
+        self._open: dict[str, tuple[Target, Mapping[str, object]]] = {}  # and its options
         self._loaded = False
         self._lock = threading.RLock()
-
-    @property
-    def faults(self) -> list[Fault]:
-        """What went wrong so far: the first fault of each plugin and occasion."""
-        return list(self._faults.values())
-
-    def faults_in(self, *occasions: str) -> list[Fault]:
-        """The faults of those occasions: `ops()`."""
-        return [f for (_, occasion), f in self._faults.items() if occasion in occasions]
 
     def load(self) -> None:
         """Loads every plugin that is installed; the second time, nothing happens."""
@@ -100,6 +64,13 @@ class Plugins:
             elif known.plugin is not plugin:
                 msg = f"{known.source} is loaded as {name!r} already"
                 raise PluginError(msg, where=source)
+
+    def refuse(self, backend: Backend, occasion: str, error: UmbelError) -> None:
+        """Takes out a plugin that turned out to be unusable."""
+        with self._lock:
+            self.record(backend.source, occasion, error)
+            self.backends.pop(backend.name, None)
+            self._devices = None
 
     def ask(self, hook: str, *args: Any) -> list[tuple[Backend, Any]]:
         """The answers of all backends to one hook; one that fails gets a fault instead."""
@@ -122,88 +93,83 @@ class Plugins:
         for device in devices:
             if device.name in (name, f"{name}:0") or (name == AUTO and not device.simulated):
                 return device
-        self._raise_fault_of(name.partition(":")[0])
+        self.raise_fault_of(name.partition(":")[0])
         msg = "there is no real device" if name == AUTO else f"there is no device {name!r}"
         do = "`umbel plugins` tells what is installed, and what failed"
         raise DeviceError(msg, expected=", ".join(d.name for d in devices) or None, do=do)
 
-    def owner(self, device: Device) -> Backend:
-        """The backend that a device belongs to."""
-        return self.backends[device.backend]
-
-    def open(self, device: Device, options: Options | None = None) -> OpenDevice:
+    def open(self, device: Device, options: Options | None = None) -> Target:
         """The device made ready, once; options that are given later must agree."""
-        backend = self.owner(device)
-        given = {backend.name: {}, **(options or {})}
-        values = {name: self._option_values(name, given[name]) for name in given}[backend.name]
+        owner = device.backend
+        given = {owner: {}, **(options or {})}
+        values = {name: self.option_values(name, given[name]) for name in given}[owner]
         with self._lock:
             if device.name not in self._open:
-                answers = self.ask("kernels", device)
-                kernels = [k for b, brought in answers if b is not backend for k in brought]
-                with redirect_stdout(sys.stderr):
-                    info = backend.open(device, values, kernels)
-                    memory = backend.buffer_type(device)
-                self._open[device.name] = OpenDevice(device, info, backend, memory, values)
-            opened = self._open[device.name]
-            for name in given[backend.name]:
-                if opened.options[name] != values[name]:
-                    msg = f"{device.name} is already open with another {backend.name}.{name}"
+                self._open[device.name] = self._target(device, values), values
+            target, before = self._open[device.name]
+            for name in given[owner]:
+                if before[name] != values[name]:
+                    msg = f"{device.name} is already open with another {owner}.{name}"
                     do = "close all models and call `umbel.plugins.get().close()` first"
-                    raise OptionError(
-                        msg, expected=opened.options[name], got=values[name], do=do
-                    )
-            return opened
+                    raise OptionError(msg, expected=before[name], got=values[name], do=do)
+            return target
+
+    def _target(self, device: Device, options: Mapping[str, object]) -> Target:
+        backend = self.backends[device.backend]
+        answers = self.ask("kernels", device)
+        kernels = [k for b, brought in answers if b is not backend for k in brought]
+        with redirect_stdout(sys.stderr):
+            info = backend.open(device, options, kernels)
+            memory: Any = Memory(backend.buffer_type(device), device)
+        return Target(device, info, memory, backend)
 
     def close(self) -> None:
         """Closes every open device, each when its computation is done."""
         with self._lock:
             while self._open:
-                _, opened = self._open.popitem()
-                with opened.lock:
-                    self._answer(opened.backend, "close", opened.device)
+                _, (target, _) = self._open.popitem()
+                with target.lock:
+                    self._answer(target.hooks, "close", target.device)
 
-    def describe(self) -> list[Row]:
-        """A row for each plugin, loaded or failed."""
+    def describe(self) -> list[tuple[Source, str, list[str]]]:
+        """Every plugin, why it failed (empty if it did not), and its devices."""
         devices = self.devices()
-        loaded = [backend.source for backend in self.backends.values()]
+        sources = [backend.source for backend in self.backends.values()]
         rows = []
-        for s in dict.fromkeys([*loaded, *(f.source for f in self.faults)]):
-            names = tuple(d.name for d in devices if d.backend == s.name and s in loaded)
-            reason = "; ".join(f.reason for f in self.faults if f.source == s)
-            state = "FAILED" if reason else "ok"
-            rows.append(Row(s.name, s.distribution, s.version, state, reason, names))
+        for source in dict.fromkeys([*sources, *(fault.source for fault in self.faults)]):
+            reason = "; ".join(f.reason for f in self.faults if f.source == source)
+            owned = [d.name for d in devices if self.backends[d.backend].source == source]
+            rows.append((source, reason, owned))
         return rows
 
     def _load_all(self) -> None:
         offers = self._offers()
         limit = os.environ.get(VARIABLE) if self._only is None else self._only
         if limit is not None:
-            names = {HOST.name, *(name.strip() for name in limit.split(","))} - {""}
-            offers = {name: offers.get(name, {}) for name in names}
-        for name in sorted(offers, key=lambda name: (name != HOST.name, name)):
-            found = offers[name]
-            rivals = " and ".join(str(source) for source, _ in found.values())
-            if not found:
+            wanted = {HOST.name, *(name.strip() for name in limit.split(","))} - {""}
+            for name in sorted(wanted - {source.name for source in offers}):
                 error = PluginError("no installed distribution offers it")
                 self.record(Source(name, "not installed"), VARIABLE, error)
-            for source, entry in found.values():
-                try:
-                    if len(found) > 1 and source is not HOST:
-                        msg = f"{rivals} both offer {name!r}; uninstall one"
-                        raise PluginError(msg)  # else chance would decide which one runs
-                    with redirect_stdout(sys.stderr):
-                        self.add(name, entry.load(), source.distribution, source.version)
-                except (Exception, SystemExit) as error:
-                    self.record(source, f"{name} = {entry.value}", error)
-                except KeyboardInterrupt:
-                    self._loaded = False  # the rest is still to be loaded
-                    raise
+            offers = {source: offers[source] for source in offers if source.name in wanted}
+        for source, entry in offers.items():
+            rivals = [str(rival) for rival in offers if rival.name == source.name]
+            try:
+                if len(rivals) > 1 and source is not HOST:
+                    msg = f"{' and '.join(rivals)} both offer {source.name!r}; uninstall one"
+                    raise PluginError(msg)  # else chance would decide which one runs
+                with redirect_stdout(sys.stderr):
+                    self.add(source.name, entry.load(), source.distribution, source.version)
+            except (Exception, SystemExit) as error:
+                self.record(source, f"{source.name} = {entry.value}", error)
+            except KeyboardInterrupt:
+                self._loaded = False  # the rest is still to be loaded
+                raise
 
-    def _offers(self) -> dict[str, dict[str, tuple[Source, Any]]]:
-        """By backend: its entry points, by distribution, which may be found twice."""
+    def _offers(self) -> dict[Source, Any]:
+        """All entry points, the host's first; a distribution may be found twice."""
         from importlib import metadata  # costs 25 ms
 
-        offers: dict[str, dict[str, tuple[Source, Any]]] = {}
+        offers = {HOST: metadata.EntryPoint(HOST.name, "umbel.host", GROUP)}
         for found in metadata.distributions():
             folder = getattr(getattr(found, "_path", None), "name", "unknown")
             try:
@@ -211,13 +177,11 @@ class Plugins:
                     continue
                 name, version = found.metadata["Name"] or folder, found.metadata["Version"]
                 for entry in found.entry_points.select(group=GROUP):
-                    offer = Source(entry.name, name, version or ""), entry
-                    offers.setdefault(entry.name, {}).setdefault(name, offer)
+                    offers.setdefault(Source(entry.name, name, version or ""), entry)
             except Exception as error:
                 self.record(Source(folder, folder), "entry_points.txt", error)
-        host = HOST, metadata.EntryPoint(HOST.name, "umbel.host", GROUP)
-        offers.setdefault(HOST.name, {})[HOST.distribution] = host
-        return offers
+        order = sorted(offers, key=lambda source: (source is not HOST, source.name))
+        return {source: offers[source] for source in order}
 
     def _answer(self, backend: Backend, hook: str, *args: Any) -> Any:
         """The answer to one hook; None, and a fault, where it fails."""
@@ -229,42 +193,59 @@ class Plugins:
 
     def _devices_of(self, backend: Backend) -> Sequence[Device]:
         """What the backend tells in time: in a thread, as its answer may never come."""
-        found: list[Device] = []
+        answers: list[Any] = []
 
         def ask() -> None:
-            found.extend(self._answer(backend, "devices") or ())
+            answers.append(self._answer(backend, "devices"))
 
         thread = threading.Thread(target=ask, daemon=True)
         with redirect_stdout(sys.stderr):
             thread.start()
             thread.join(TIME_LIMIT)
-        names = {str(d.name) for d in found if isinstance(d.priority, int)}
-        index = rf"{re.escape(backend.name)}:(0|[1-9][0-9]*)"
-        if thread.is_alive():
-            msg = f"no answer within {TIME_LIMIT:g} s"
-        elif len(names) < len(found) or not all(re.fullmatch(index, name) for name in names):
-            msg = f"devices need unique names '{backend.name}:N' and whole priorities: {found}"
-        else:
-            return tuple(found)
-        self.record(backend.source, "devices()", PluginError(msg))
-        return ()
+        if not answers:
+            error = PluginError(f"no answer within {TIME_LIMIT:g} s")
+            self.record(backend.source, "devices()", error)
+            return ()
+        return answers[0] or ()
 
-    def _option_values(self, name: str, given: Mapping[str, object]) -> dict[str, object]:
-        if name not in self.backends:
-            self._raise_fault_of(name)
-            msg = f"there is no backend {name!r}"
+    def option_values(self, backend: str, given: Mapping[str, object]) -> dict[str, object]:
+        """What `open` gets: every option that the backend declares, as given or by default.
+
+        A value from Python goes the way of one from the command line, by its text.
+        """
+        if backend not in self.backends:
+            self.raise_fault_of(backend)
+            msg = f"there is no backend {backend!r}"
             raise OptionError(msg, expected=", ".join(self.backends))
-        return option_values(self.backends[name], given)
+        known: dict[str, Option] = {o.name: o for o in self.backends[backend].options()}
+        values = {name: option.default for name, option in known.items()}
+        for name, value in given.items():
+            if name not in known:
+                msg = f"the backend {backend!r} has no option {name!r}"
+                expected = ", ".join(known) or "no option at all"
+                raise OptionError(msg, expected=expected, got=name)
+            option = known[name]
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            msg = f"the option {backend}.{name} cannot be {text!r}"
+            if option.choices and text not in option.choices:
+                raise OptionError(msg, expected=", ".join(option.choices), got=text)
+            try:
+                values[name] = option.parse(text)
+            except Exception as error:
+                raise OptionError(msg, expected=option.help, got=one_line(error)) from error
+        return values
 
     def record(self, source: Source, occasion: str, error: BaseException) -> None:
         """Keeps the first fault of an occasion: a step that fails may be tried for ever."""
-        reason = f"{occasion}: {one_line(error)}"
-        detail = "".join(traceback.format_exception(error))
-        self._faults.setdefault((source, occasion), Fault(source, reason, detail))
+        if all((f.source, f.occasion) != (source, occasion) for f in self.faults):
+            detail = "".join(traceback.format_exception(error))
+            reason = f"{occasion}: {one_line(error)}"
+            self.faults.append(Fault(source, occasion, reason, detail))
 
-    def _raise_fault_of(self, name: str) -> None:
+    def raise_fault_of(self, name: str) -> None:
+        """Tells who named a plugin why it cannot be used, where there is a reason."""
         for fault in self.faults:
-            if fault.name == name:
+            if fault.source.name == name:
                 raise fault.error()
 
 

@@ -4,29 +4,25 @@ A batch is either one sequence with many tokens (prefill) or many sequences with
 (decode). Plans are made once per shape and kept while they are used.
 """
 
-from __future__ import annotations
-
-from collections import OrderedDict
+import logging
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from umbel.batch import Batch, feeds
-from umbel.errors import (
-    CancelledError,
-    ContextFullError,
-    DeviceError,
-    OptionError,
-    OutOfMemoryError,
-)
+from umbel.errors import CancelledError, ContextFullError, DeviceError, OutOfMemoryError
 from umbel.gguf.types import BY_NAME
-from umbel.graph import MASKED, Graph, Role, Tensor
+from umbel.graph import Graph, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape
 from umbel.plan import Arenas, Placer, Plan, States, Target, Weights, make
-from umbel.state import Cache, Pool, Taken
+from umbel.plan.emit import Placed
+from umbel.state import Cache, Taken
 from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
+
+log = logging.getLogger("umbel")
 
 PLANS = 24  # that are kept
 RETRIES = 8  # of a step that was cancelled in place of another model's
@@ -62,6 +58,12 @@ class Runner:
         self.lengths = next((i.length_buckets for i in infos if i.length_buckets), ())
         self.widest = max(self.buckets, default=1 << 31)  # sequences or tokens of a step
         self.longest_piece = min(settings.ubatch, settings.ctx, self.widest)
+        lengths = [1, self.longest_piece]  # decode, and the worst prefill
+        self.encodes = definition.architecture.pooled
+        if self.encodes:  # whole texts, without state
+            self.longest_piece, lengths = settings.ctx, [settings.ctx]
+        steps = (StepShape(n, 1, settings.ctx, 1) for n in lengths)
+        self.usual = [self.padded(step) for step in steps]
         self._make_memory()
         self.state_shape = self._state_shape()
         self.cache = self._prepare()
@@ -69,56 +71,38 @@ class Runner:
     # set-up
 
     def _make_memory(self) -> None:
-        tensors = self.definition.file.tensors
-        infos = {n: Tensor(t.shape, t.dtype, Role.WEIGHT, n) for n, t in tensors.items()}
-        self.weights = Weights(self.definition.file.array, infos)
+        self.weights = Weights(self.definition.file)
         self.arenas = Arenas(self._forget_plans)
         self.states = States()
 
     def _state_shape(self) -> StateShape:
         s = self.settings
-        if s.kv not in ("f32", "f16", "q8_0"):
-            msg = "a KV cache cannot be stored like that"
-            raise OptionError(msg, where="kv", expected="f32, f16 or q8_0", got=s.kv)
-        hp, dtype = self.definition.hparams, BY_NAME[s.kv]
-        for row in (n * size for n in hp.n_head_kv for size in (hp.head_dim_k, hp.head_dim_v)):
-            if row % dtype.block:
-                msg = f"rows of {row} values cannot be stored as {dtype}"
-                raise OptionError(msg, where="kv", expected="f16 or f32", got=s.kv)
         slots = 2 + s.parallel * 8  # current, next, snapshots and marks of each sequence
         cells = 1 + s.ctx * s.parallel
-        return StateShape(cells, slots, dtype, n_ctx=s.ctx)
+        return StateShape(cells, slots, BY_NAME[s.kv], n_ctx=s.ctx)
 
     def _prepare(self) -> Cache:
         """Places decode and the worst prefill before any weight is loaded; makes the state."""
-        s = self.settings
-        if self.definition.architecture.pooled:
-            self.recurrent = False
-            return Cache(None, None)
-        worst = self.padded(StepShape(self.longest_piece, 1, s.ctx, 1))
-        decode = self.padded(StepShape(1, 1, s.ctx, 1))
-        graphs = [self.definition.graph(shape, self.state_shape) for shape in (decode, worst)]
-        self.cache_ropes = graphs[0].cache_ropes
-        states = graphs[0].states
-        homes = self._placer.homes([g.graph for g in graphs])
+        models = [self.definition.graph(step, self.state_shape) for step in self.usual]
+        states = {t.name: t for t in models[0].graph.leaves(Role.STATE)}
+        self.cache_ropes = models[0].cache_ropes
+        homes = self._placer.homes([m.graph for m in models])
         self._check_memory(states, homes)
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
-        kv = any(name.startswith("k_cache") for name in states)
-        self.recurrent = any(not name.startswith(("k_cache", "v_cache")) for name in states)
-        self.plan(worst)
-        return Cache(
-            Pool(self.state_shape.cells, 1, "cells in the KV cache") if kv else None,
-            Pool(self.state_shape.slots, 2, "recurrent states") if self.recurrent else None,
-        )
+        self._plans[self.usual[-1]] = self.make(models[-1].graph)
+        kinds = {name.partition(".")[0] for name in states}
+        cells = self.state_shape.cells if "k_cache" in kinds else 0
+        slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
+        return Cache(cells, slots)
 
     def _check_memory(self, states: Mapping[str, Tensor], homes: Mapping[str, Target]) -> None:
         """Refuses a context that cannot fit, before any of it is taken."""
-        for home in set(homes.values()):
-            sizes = (
-                home.buffer_type.alloc_size(states[n]) for n, h in homes.items() if h is home
-            )
-            need, free = sum(sizes), home.info.memory_free
+        needs: Counter[Target] = Counter()
+        for name, home in homes.items():
+            needs[home] += home.buffer_type.alloc_size(states[name])
+        for home, need in needs.items():
+            free = home.info.memory_free
             if 0 < free < need:
                 msg = f"the context does not fit into the memory of {home.name}"
                 do = "take a smaller ctx or parallel, or kv q8_0"
@@ -138,28 +122,20 @@ class Runner:
 
     def make(self, graph: Graph) -> Plan:
         """A plan for any graph on this model's weights and state."""
-        plan = make(
-            graph,
-            self.targets,
-            self.definition.ops,
-            self.weights,
-            self.states,
-            self.arenas,
-            placer=self._placer,
-            check=self.settings.check,
-        )
-        if self.settings.strict:
-            self._refuse_fallbacks(plan)
+        memory, check = (self.weights, self.states, self.arenas), self.settings.check
+        plan = make(graph, self._placer, *memory, check=check)
+        if self.settings.strict and (elsewhere := self.elsewhere(plan)):
+            placed, first = elsewhere[0], self.targets[0].name
+            msg = f"{placed.origin} does not run on {first}"
+            do = "leave out --strict, or choose another device"
+            raise DeviceError(msg, where=placed.target.name, got=placed.reason, do=do)
         return plan
 
-    def _refuse_fallbacks(self, plan: Plan) -> None:
-        first = self.targets[0]
-        for placed in plan.placement.nodes:
-            if placed.target.device.backend != first.device.backend:
-                msg = f"{placed.origin} does not run on {first.name}"
-                why = self._placer.refusals.get(f"{placed.origin} on {first.name}")
-                do = "leave out --strict, or choose another device"
-                raise DeviceError(msg, where=placed.target.name, got=why, do=do)
+    def elsewhere(self, plan: Plan) -> list[Placed]:
+        """What does not run on the first backend; casts are the host's work anyway."""
+        first, cast = self.targets[0].device.backend, self.definition.ops["cast"]
+        nodes = (p for p in plan.placement.nodes if p.node.op is not cast)
+        return [p for p in nodes if p.target.device.backend != first]
 
     def _forget_plans(self) -> None:
         for plan in self._plans.values():
@@ -176,6 +152,8 @@ class Runner:
         length = -(-needed // LENGTH) * LENGTH
         if self.lengths:
             length = _bucket(needed, self.lengths, "tokens of context")
+        if self.encodes:
+            length = tokens
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
         return StepShape(tokens, sequences, length, rows)
 
@@ -184,8 +162,9 @@ class Runner:
     def forward(self, sequence: Seq, ids: list[int], *, every: bool = False) -> np.ndarray:
         """Computes `ids` after the sequence's tokens: logits (1, n_vocab) of the last one.
 
-        With `every`, of all of them: (n, n_vocab). Long inputs go through in pieces. When a
-        piece fails or is cancelled, the sequence is what it was.
+        With `every`, of all of them: (n, n_vocab); an encoder gives hidden states (n, n_embd).
+        Long inputs go through in pieces. When a piece fails or is cancelled, the sequence is
+        what it was.
         """
         self.check_room(len(sequence) + len(ids))
         before = self.cache.fork(sequence)
@@ -205,20 +184,6 @@ class Runner:
         """One token more for each of at most `widest` sequences: logits (n, n_vocab)."""
         return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
 
-    def encode(self, ids: list[int]) -> np.ndarray:
-        """Hidden states (n, n_embd) of a model that reads its whole input at once."""
-        self.check_room(len(ids))
-        plan, n = self.plan(self.encoder_shape(len(ids))), len(ids)
-        arrays = {t.name: np.zeros(t.shape, np.float32) for t, _ in plan.inputs}
-        arrays["tokens"][:n], arrays["positions"][:n] = ids, range(n)
-        arrays["mask"][..., n:] = MASKED
-        return self._run(plan, arrays)[0][:n]
-
-    def encoder_shape(self, n: int) -> StepShape:
-        """The shape of the step that encodes `n` tokens."""
-        n = _bucket(n, self.buckets, "tokens in a step") if self.buckets else n
-        return StepShape(n, 1, n, n)
-
     def check_room(self, tokens: int, *, answer: bool = False) -> None:
         """Refuses a text that cannot fit, or leaves no room for an `answer`."""
         most = self.settings.ctx - answer
@@ -230,7 +195,7 @@ class Runner:
     def piece(self, ids: list[int]) -> list[int]:
         """The first tokens of a prompt: as many as one step takes."""
         n = min(self.longest_piece, len(ids))
-        if self.recurrent and self.buckets:  # padding tokens would change the state
+        if self.cache.slots and self.buckets:  # padding tokens would change the state
             n = max((b for b in self.buckets if b <= n), default=1)
         return ids[:n]
 
@@ -247,7 +212,8 @@ class Runner:
         try:
             for sequence, ids in batch:
                 taken.append(self.cache.begin(sequence, len(ids)))
-            arrays = feeds((t.name for t, _ in plan.inputs), shape, batch, taken)
+            names = [t.name for t, _ in plan.inputs]
+            arrays = feeds(names, shape, batch, taken, not self.encodes)
             logits = self._run(plan, arrays)[0]
         except BaseException:
             for places in taken:
@@ -261,7 +227,7 @@ class Runner:
         """Runs a plan that may begin anew: it reads nothing that it has written."""
         for _ in range(RETRIES):
             try:
-                return plan.run(arrays, self._stops)
+                return plan.run(arrays, lambda: self.cancelled)
             except CancelledError as error:
                 if self.cancelled:
                     raise
@@ -269,19 +235,14 @@ class Runner:
         msg = "the device cancels steps that nobody wants cancelled"
         raise DeviceError(msg, got=f"{RETRIES} times for one step") from cause
 
-    @property
-    def room(self) -> int:
-        """How many sequences there is state for to take one token more."""
-        return self.cache.room
-
     def cancel(self) -> None:
         """Stops the step that is running now; from any thread."""
         self.cancelled = True
         for target in self.targets:
-            target.cancel(target.device)
-
-    def _stops(self) -> bool:
-        return self.cancelled
+            try:
+                target.hooks.cancel(target.device)
+            except Exception as error:  # the step goes on to its end, and others are told
+                log.warning("%s could not be told to stop: %s", target.name, error)
 
     def close(self) -> None:
         """Gives all memory back."""
@@ -298,15 +259,14 @@ class Runner:
         context. When this fails, the sequence is cut to its first tokens.
         """
         dropped = (len(sequence) - keep) // 2
-        rest = sequence.tokens[keep + dropped :]
+        tokens = [*sequence.tokens[:keep], *sequence.tokens[keep + dropped :]]
         try:
             if self._turn(sequence.cells[keep + dropped :], -dropped):
                 self.cache.drop_span(sequence, keep, keep + dropped)
                 sequence.shifts += 1
-                return dropped
-            kept = sequence.tokens[:keep]
-            left = self.cache.rewind(sequence, keep)
-            self.forward(sequence, [*kept[left:], *rest])
+            else:
+                left = self.cache.rewind(sequence, keep)
+                self.forward(sequence, tokens[left:])
         except BaseException:
             self.cache.rewind(sequence, keep)
             raise
@@ -314,15 +274,14 @@ class Runner:
 
     def _turn(self, cells: np.ndarray, turns: int) -> bool:
         """Turns the keys of these cells by so many positions, if that can be done in place."""
-        pool = self.cache.cells
         caches = sum(name.startswith("k_cache") for name in self.states.tensors)
-        if self.recurrent or pool is None or pool.shared(cells):
-            return False
-        if len(self.cache_ropes) < caches:
+        can = not self.cache.slots and len(self.cache_ropes) == caches
+        if not can or self.cache.cells.shared(cells):
             return False
         plan = self.make(shift_graph(self.cache_ropes, self.definition.ops, len(cells)))
+        given = {"cells": cells, "turns": np.full_like(cells, turns)}
         try:
-            plan.run({"cells": cells, "turns": np.full_like(cells, turns)}, self._stops)
+            plan.run(given, lambda: self.cancelled)
         except CancelledError:
             if self.cancelled:
                 raise

@@ -25,38 +25,38 @@ from umbel.text import Tokenizer
 if TYPE_CHECKING:
     from umbel.model import Model
 
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Prompt = str | bytes | Sequence[int]
 UNLIMITED = 1 << 31
 
 
 def _alone(method: F) -> F:
-    """One thread at a time: what was checked stays so until it is acted on."""
+    """One thread at a time, and no generation: what was checked stays so until the end."""
 
     @wraps(method)
     def locked(self: Session, *args: Any, **settings: Any) -> Any:
         with self._lock:
+            self._check_free()
             return method(self, *args, **settings)
 
     return cast("F", locked)
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """One sequence of tokens. Its methods wait for the engine; Ctrl-C stops them.
 
     What fails or is stopped leaves the session as it was. While a generation of it runs and is
     not read to its end, all other methods are refused. Use it in a `with` block, or close it:
-    its place is needed by others. `transient`: it closes itself after a generation.
+    its place is needed by others.
     """
 
-    def __init__(self, model: Model, *, transient: bool = False) -> None:
-        self._model = model
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self._engine = model.engine
         self._tokenizer = model.tokenizer
         self._sequence = Seq()
-        self._transient = transient
-        self._pending: list[int] = []  # tokens that are not computed yet
+        self._tokens: list[int] = []  # those of the sequence, and then others that are due
+        self._transient = False  # gives its place back after a generation
         self._generation: weakref.ref[Generation] | None = None
         self._lock = threading.RLock()
         self._closed = False
@@ -65,11 +65,7 @@ class Session:
     def tokens(self) -> list[int]:
         """All tokens of the session so far."""
         self._running()
-        return [*self._sequence.tokens, *self._pending]
-
-    @property
-    def text(self) -> str:
-        return self._tokenizer.decode(self.tokens)
+        return list(self._tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,8 +76,7 @@ class Session:
 
         Without a prompt they are those of the last token that is there.
         """
-        logits: np.ndarray = self._compute(self._ids(prompt, special), every=False)[-1]
-        return logits
+        return self._compute(self._ids(prompt, special), every=False).reshape(-1)
 
     @_alone
     def logits(self, ids: Sequence[int]) -> np.ndarray:
@@ -98,10 +93,11 @@ class Session:
         least the last one, as its logits are wanted. A shifted context is not reused: its
         states know of what was dropped.
         """
-        wanted = self._ids(prompt, special, some=True, start=True)
+        wanted = self._ids(prompt, special, start=True)
         pairs = zip(self._sequence.tokens, wanted[:-1], strict=False)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(wanted) - 1)
-        return self._become(wanted, 0 if self._sequence.shifts else same)
+        self._become(wanted, 0 if self._sequence.shifts else same)
+        return len(self._sequence)
 
     @_alone
     def generate(
@@ -125,22 +121,23 @@ class Session:
         alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
         chosen = _sampling(sampling, settings)
         stops = [stop] if isinstance(stop, str) else () if stop is None else stop
-        ids = self._due(self._ids(prompt, special))
-        history = [*self._sequence.tokens, *ids]
+        ids = self._ids(prompt, special)
+        self._reopen(ids)
+        history = [*self._tokens, *ids]
         runner.check_room(len(history), answer=limit > 0)
         dry = chosen.dry_multiplier > 0
         breakers = _breakers(self._tokenizer, chosen.dry_breakers) if dry else ()
         job = Job(
             sequence=self._sequence,
+            tokens=self._tokens,
             prompt=ids,
             sampler=Sampler(chosen, n_vocab, prompt=history, breakers=breakers),
             output=Output(self._tokenizer, history, stops),
             max_tokens=limit,
-            stop_ids=self._tokenizer.eog_ids,
+            stop_ids=self._tokenizer.vocab.ends,
             keep=kept,
             logprobs=alternatives,
-            pending=self._pending,
-            done=self._settle,
+            transient=self._transient,
         )
         generation = Generation(self._engine, job)
         self._generation = weakref.ref(generation)
@@ -149,9 +146,10 @@ class Session:
     @_alone
     def fork(self) -> Session:
         """A second session with the same past; both go on by themselves."""
-        other = Session(self._model)
-        other._sequence = self._call(lambda: self._engine.runner.cache.fork(self._sequence))
-        other._pending = list(self._pending)
+        other = Session(self.model)
+        cache = self._engine.runner.cache
+        other._sequence = self._engine.call(lambda: cache.fork(self._sequence))
+        other._tokens = list(self._tokens)
         return other
 
     @_alone
@@ -162,24 +160,20 @@ class Session:
     @_alone
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tokens and state to a file that `Model.restore` reads; whole or not at all."""
-        self._check_free()
-        if self._pending:
+        if len(self._sequence) < len(self._tokens):
             self._compute([], every=False)
-        states, name = self._engine.runner.states, self._model.fingerprint
-        self._call(lambda: store.save(path, self._sequence, states, name))
+        states, name = self._engine.runner.states, self.model.fingerprint
+        self._engine.call(lambda: store.save(path, self._sequence, states, name))
 
-    @_alone
     def close(self) -> None:
         """Stops what it generates and gives its place back; it is empty then."""
-        generation = self._running()
-        if generation is not None:
-            generation.close()
-        with contextlib.suppress(UmbelError):  # the model is closed, and so is all of it
-            self._become([], 0)
-        self._closed = True
-
-    def __enter__(self) -> Session:
-        return self
+        with self._lock:
+            generation = self._running()
+            if generation is not None:
+                generation.close()
+            with contextlib.suppress(UmbelError):  # the model is closed, and so is all of it
+                self._become([], 0)
+            self._closed = True
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -196,56 +190,47 @@ class Session:
         self, prompt: Prompt, special: bool = False, *, some: bool = False, start: bool = False
     ) -> list[int]:
         """The token ids of a prompt; `start`: it is a whole text, else it goes on."""
-        self._check_free()
-        starts = start or not len(self)
+        starts = start or not self._tokens
         if isinstance(prompt, str | bytes):
             if not prompt and not starts:
                 return []
-            bos = None if starts else False
-            ids = self._tokenizer.encode(prompt, special=special, bos=bos, eos=False)
+            ids = self._tokenizer.encode(prompt, special=special, bos=starts, eos=False)
             if not ids and self._tokenizer.bos_id is not None:
                 ids = [self._tokenizer.bos_id]  # also where other texts begin without it
         else:
-            ids = list(prompt) if hasattr(prompt, "__iter__") else []
-            self._tokenizer.check_ids(ids)
-            ids = [int(i) for i in ids]
+            ids = self._tokenizer.check_ids(prompt if hasattr(prompt, "__iter__") else ())
         if not ids and (some or starts):
             msg = "the prompt is empty, and there is no token to begin with"
             raise OptionError(msg, where="prompt", expected="text or token ids", got=prompt)
         return ids
 
-    def _due(self, ids: list[int]) -> list[int]:
-        """The tokens to compute next: those that are pending, and `ids`; never none."""
-        if not ids and not self._pending:  # the logits of the last token are wanted again
-            self._become(self.tokens, len(self) - 1)
-        return [*self._pending, *ids]
+    def _reopen(self, ids: list[int]) -> None:
+        """Without new tokens the last one is due again: its logits are wanted."""
+        if not ids and len(self._sequence) == len(self._tokens):
+            self._become(self._tokens, len(self._tokens) - 1)
 
-    def _become(self, tokens: list[int], computed: int) -> int:
-        """Makes `tokens` what the session holds; `computed` of them at most stay computed.
+    def _become(self, tokens: list[int], computed: int) -> None:
+        """Makes `tokens` what the session holds; `computed` of them at most stay computed."""
 
-        Says how many do.
-        """
+        def become() -> None:
+            if not self._engine.runner.cache.rewind(self._sequence, computed):
+                self._sequence.shifts = 0
+            self._tokens = tokens
 
-        def become() -> int:
-            sequence = self._sequence
-            left = self._engine.runner.cache.rewind(sequence, computed)
-            self._pending = tokens[left:]
-            if not left:
-                sequence.shifts = 0
-            return left
-
-        return self._call(become)
+        self._engine.call(become)
 
     def _compute(self, ids: list[int], *, every: bool) -> np.ndarray:
-        runner, due = self._engine.runner, self._due(ids)
+        self._reopen(ids)
+        runner, tokens = self._engine.runner, [*self._tokens, *ids]
 
         def compute() -> np.ndarray:
+            due = tokens[len(self._sequence) :]
             logits = runner.forward(self._sequence, due, every=every)
-            self._pending = []
+            self._tokens = tokens
             runner.cache.snapshot(self._sequence)
             return logits
 
-        return self._call(compute)
+        return self._engine.call(compute)
 
     def _running(self) -> Generation | None:
         """The generation that is not at its end; one that nobody holds has been stopped."""
@@ -263,21 +248,6 @@ class Session:
         if self._running() is not None:
             msg = "the session is generating"
             raise OptionError(msg, do="read or close the generation first")
-
-    def _call(self, function: Callable[[], T]) -> T:
-        self._check_free()
-        return self._engine.call(function)
-
-    def _settle(self, job: Job) -> None:
-        """On the engine's thread, when a generation has ended."""
-        cache = self._engine.runner.cache
-        if self._transient:
-            cache.close(self._sequence)
-            return
-        tokens = [*self._sequence.tokens, *job.pending]
-        unread = 0 if job.wanted is None else job.sampled - job.wanted
-        left = cache.rewind(self._sequence, len(tokens) - unread)
-        self._pending = tokens[left : len(tokens) - unread]
 
 
 def _sampling(given: Sampling | None, settings: dict[str, Any]) -> Sampling:

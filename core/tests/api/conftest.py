@@ -47,11 +47,11 @@ def add_backend(only_the_host: Plugins) -> Iterator[Callable[..., None]]:
 
     yield add
     for name in names:
-        del only_the_host.backends[name]
+        only_the_host.backends.pop(name, None)  # it may have been refused
         if only_the_host._open.pop(f"{name}:0", None):
             host.close(Device(f"{name}:0", "", 0))
     only_the_host._devices = None
-    only_the_host._faults.clear()
+    only_the_host.faults.clear()
 
 
 def _backend(name: str, priority: int, answers: Any) -> types.ModuleType:
@@ -181,13 +181,13 @@ def _scripted_plugin() -> types.ModuleType:
     def reference(x: Any, positions: Any, rows: Any, number: int) -> np.ndarray:
         return _scripts[number](positions, rows)
 
-    def build(b: Any, meta: Any) -> Any:
+    def build(b: Any) -> Any:
         x = b.embed()
         q, k, v = (b.reshape(x, shape=(x.shape[0], 1, x.shape[1])) for _ in range(3))
         x = b.attend(0, q, k, v, scale=1.0)
         positions = b.leaf(Role.INPUT, "positions", (b.step.n,), I32)
         rows = b.leaf(Role.INPUT, "out_ids", (b.step.rows,), I32)
-        return b.script(x, positions, rows, number=meta.file.get("scripted.number", int))
+        return b.script(x, positions, rows, number=b.file.get("scripted.number", int))
 
     made = types.ModuleType("umbel_scripted")
     made.UMBEL_API = 1

@@ -46,6 +46,13 @@ def test_an_encoder_is_padded(add_backend, load, oracle):
     assert (3, data["ref"].shape[1]) == model.hidden(data["ids"][:3]).shape
 
 
+def test_an_encoder_reads_a_text_at_once(load, oracle):
+    """Its tokens see each other: a small `ubatch` cuts nothing."""
+    data, model = oracle("bert"), load("bert", ubatch=4)
+    assert len(data["ids"]) > 4
+    assert np.abs(model.hidden(data["ids"]) - data["ref"]).max() <= 1e-4
+
+
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_a_context_that_is_longer_than_the_device_can(add_backend, load, name):
     """Refused at load, with both numbers."""

@@ -34,7 +34,7 @@ def test_a_greedy_answer_is_the_best_token_again_and_again(shared, name):
     generation = model.generate(PROMPT, max_tokens=12, temperature=0, logit_bias={2: -99.0})
     generation.read()
     expected = greedy(model, PROMPT, 12)
-    n = next((i for i, t in enumerate(expected) if t in model.tokenizer.eog_ids), 12)
+    n = next((i for i, t in enumerate(expected) if t in model.tokenizer.vocab.ends), 12)
     assert expected[:n] == generation.tokens[:n]
 
 

@@ -188,7 +188,6 @@ def test_text_goes_on_without_bos(shared):
         session.feed(" of")
         assert 1 == session.tokens.count(model.tokenizer.bos_id)
         assert session.tokens[0] == model.tokenizer.bos_id
-        assert session.text == model.detokenize(session.tokens)
 
 
 def test_what_does_not_fit_changes_nothing(shared):

@@ -7,6 +7,7 @@ import gc
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import umbel
@@ -181,6 +182,18 @@ def test_a_closed_generation_is_what_was_read(scripted):
         assert "cdef" == session.generate(temperature=0, max_tokens=4).read()
 
 
+def test_a_generation_closed_in_the_middle_of_a_step_is_what_was_read(load):
+    """Whenever that is: nothing that was read is taken from the session."""
+    model = load("llama")
+    for i in range(20):
+        with model.open() as session:
+            generation = session.generate([1, 100, 200], temperature=0, logit_bias={2: -99})
+            next(generation)
+            time.sleep(0.01 + i / 2000)
+            generation.close()
+            assert [1, 100, 200, *generation.tokens] == session.tokens
+
+
 def test_a_lost_generation_leaves_its_session_usable(scripted):
     """`break` is enough: the session goes on after the last piece that was read."""
     model, _ = scripted(b"abcdefgh", endless=True, delay=0.001)
@@ -324,3 +337,17 @@ def test_a_generation_outlives_its_model(scripted):
     del model
     gc.collect()
     assert "abc" == generation.read()
+
+
+def test_a_lost_model_is_gone(request):
+    """Without `close` the garbage collector ends its thread, and nothing of it is kept."""
+    path = request.path.parents[1] / "data" / "oracles" / "llama.gguf"
+    model = umbel.load(path, device="host", ctx=32)
+    model.generate([1, 2], max_tokens=2).read()
+    thread, gone = model.engine._thread, weakref.ref(model.runner)
+    del model
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+    gc.collect()
+    assert gone() is None

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from umbel.plugins import Plugins
 from umbel.runner import Runner, Settings
 from umbel.sampling import Sampler
 from umbel.sampling import Settings as Sampling
-from umbel.state import Cache, Pool, Sequence
+from umbel.state import Cache, Sequence
 
 N_VOCAB = 32
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
@@ -28,11 +29,11 @@ class Text:
     """The part of an output that the engine uses: numbers and a stop number."""
 
     def __init__(self, stop: int | None = None) -> None:
-        self.stop, self.stop_string = stop, None
+        self.stop, self.stops = stop, SimpleNamespace(found=None)
 
     def push(self, token: int) -> str:
         if token == self.stop:
-            self.stop_string = str(token)
+            self.stops.found = str(token)
             return ""
         return f"{token} "
 
@@ -45,18 +46,15 @@ class FakeRunner:
 
     def __init__(self, ctx: int = 64, parallel: int = 2, cells: int = 0, ubatch: int = 4):
         self.settings = Settings(ctx=ctx, parallel=parallel, ubatch=ubatch)
-        self.cache = Cache(Pool(1 + (cells or ctx * parallel), 1, "cells"), None)
+        self.cache = Cache(1 + (cells or ctx * parallel), 0)
         self.cancelled = False
         self.widest = 1 << 31
         self.steps: list[list[list[int]]] = []
         self.cancels = 0
+        self.targets: list[Any] = []
         self.bad_tokens: set[int] = set()
         self.bad_logits: set[int] = set()
         self._gate: threading.Semaphore | None = None  # where steps wait
-
-    @property
-    def room(self) -> int:
-        return self.cache.cells.free
 
     def piece(self, ids: list[int]) -> list[int]:
         return ids[: self.settings.ubatch]
@@ -95,7 +93,7 @@ class FakeRunner:
         return dropped
 
     def cancel(self) -> None:
-        self.cancelled = True
+        Runner.cancel(self)  # type: ignore[arg-type]
         self.cancels += 1
         self.free()
 
@@ -128,6 +126,7 @@ def job(prompt: list[int], max_tokens: int = 3, **fields: Any) -> Job:
     """A greedy job on a new sequence."""
     given = {
         "sequence": Sequence(),
+        "tokens": [],
         "prompt": prompt,
         "sampler": Sampler(Sampling(temperature=0), N_VOCAB),
         "output": Text(),

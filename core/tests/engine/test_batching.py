@@ -33,7 +33,7 @@ def test_a_job_gives_its_tokens_and_its_end(start, new_job, finish):
     assert [Token(6, "6 "), Token(7, "7 "), Token(8, "8 ")] == events
     assert ("length", None) == (done.reason, done.error)
     assert [3, 4, 5, 6, 7] == job.sequence.tokens
-    assert [8] == job.pending
+    assert [3, 4, 5, 6, 7, 8] == job.tokens
     assert [[[3, 4, 5]], [[6]], [[7]]] == runner.steps
 
 
@@ -85,7 +85,7 @@ def test_a_failing_step_ends_only_its_jobs(start, new_job, finish):
     submit_together(engine, runner, [good, bad])
     events, done = finish(bad)
     assert ([], "error", "a bad token") == (events, done.reason, str(done.error))
-    assert ([], 0) == (bad.sequence.tokens, len(bad.sequence.cells))
+    assert ([], [], 0) == (bad.tokens, bad.sequence.tokens, len(bad.sequence.cells))
     assert [2, 3, 4, 5, 6, 7] == ids(finish(good)[0])
     later = new_job([20])
     engine.submit(later)
@@ -93,15 +93,15 @@ def test_a_failing_step_ends_only_its_jobs(start, new_job, finish):
 
 
 def test_a_failing_decode_leaves_all_its_sequences_as_they_were(start, new_job, finish):
-    """Both of the batch end, each with the token pending that was not computed."""
+    """Both of the batch end, each with the token that was sampled and not computed."""
     engine, runner = start()
     jobs = [new_job([1], 9), new_job([10], 9)]
     runner.bad_tokens.add(13)
     submit_together(engine, runner, jobs)
     assert ["error", "error"] == [finish(j)[1].reason for j in jobs]
     assert [10, 11, 12] == jobs[1].sequence.tokens
-    assert [13] == jobs[1].pending
-    assert [*jobs[0].sequence.tokens, *jobs[0].pending] == list(range(1, 6))
+    assert [10, 11, 12, 13] == jobs[1].tokens
+    assert jobs[0].tokens == list(range(1, 6)) == [*jobs[0].sequence.tokens, 5]
     assert all(len(j.sequence.cells) == len(j.sequence.tokens) for j in jobs)
 
 
@@ -117,16 +117,18 @@ def test_logits_that_are_not_finite_end_one_job(start, new_job, finish):
     assert [2, 3, 4, 5, 6, 7] == ids(finish(jobs[0])[0])
 
 
-def test_an_end_that_fails_does_not_stop_the_others(start, new_job, finish):
-    """What `done` raises becomes that job's error."""
+def test_an_end_that_fails_does_not_stop_the_others(start, new_job, finish, monkeypatch):
+    """What giving a place back raises becomes that job's error."""
 
-    def fail(job):
+    def fail(sequence):
         raise OSError("no more")
 
-    engine, _ = start()
-    job = new_job([1], done=fail)
+    engine, runner = start()
+    job = new_job([1], transient=True)
+    monkeypatch.setattr(runner.cache, "close", fail)
     engine.submit(job)
     assert "no more" == str(finish(job)[1].error)
+    monkeypatch.undo()
     other = new_job([5])
     engine.submit(other)
     assert [6, 7, 8] == ids(finish(other)[0])
@@ -141,7 +143,7 @@ def test_a_full_context_ends_a_job(start, new_job, finish, ctx, prompt, expected
     events, done = finish(job)
     assert expected == len(ids(events))
     assert "length" == done.reason
-    assert ctx == len(job.sequence) + len(job.pending)
+    assert ctx == len(job.tokens) == len(job.sequence) + 1
 
 
 def test_a_full_context_is_shifted_when_asked(start, new_job, finish):
@@ -154,14 +156,14 @@ def test_a_full_context_is_shifted_when_asked(start, new_job, finish):
     assert 3 * 3 == job.dropped
     assert "length" == done.reason
     assert [0, 1] == job.sequence.tokens[:2]
+    assert [*job.sequence.tokens, 17] == job.tokens
 
 
 def test_who_finds_no_room_ends_alone(start, new_job, finish):
     """Where open sessions hold the cells, the newest job gives way."""
     engine, runner = start(cells=14)
     runner.cache.cells.take(2)
-    close = lambda job: runner.cache.close(job.sequence)  # noqa: E731
-    jobs = [new_job([1, 2, 3], 8), new_job([11, 12, 13], 8, done=close)]
+    jobs = [new_job([1, 2, 3], 8), new_job([11, 12, 13], 8, transient=True)]
     submit_together(engine, runner, jobs)
     events, done = finish(jobs[1])
     assert isinstance(done.error, ContextFullError)
@@ -189,7 +191,7 @@ def test_end_of_text_and_stop_strings(start, new_job, finish, text):
         events, done = finish(job)
         assert ["2 ", "3 ", ""] == [e.text for e in events]
         assert "stop" == done.reason
-        assert [4] == job.pending
+        assert [1, 2, 3, 4] == job.tokens == [*job.sequence.tokens, 4]
     assert [[1], [2], [3]] * 2 == [s[0] for s in runner.steps]
 
 
@@ -215,8 +217,10 @@ def test_times_are_taken_where_tokens_are_made(start, new_job, finish):
     """A slow reader changes no figure."""
     engine, _ = start()
     job = new_job([1], 5)
+    began = time.perf_counter()
     engine.submit(job)
     time.sleep(0.3)
-    finish(job)
-    assert job.began <= job.first <= job.last
-    assert job.last - job.began < 0.3
+    times = [began, *(event.at for event in finish(job)[0])]
+    assert 6 == len(times)
+    assert sorted(times) == times
+    assert times[-1] - began < 0.3

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 
 import numpy as np
 import pytest
 from umbel.errors import CancelledError, DeviceError
 from umbel.plan import Plan
-from umbel.state import Sequence
+from umbel.state import Cache, Sequence
 
 INTERRUPTS = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
 
@@ -38,13 +39,13 @@ def test_an_interrupt_that_a_device_raises(start, new_job, finish, kind):
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
 def test_a_fault_between_steps_ends_all_jobs(start, new_job, finish, monkeypatch, kind):
     """Nobody waits for an engine that has failed; later requests are served."""
-    engine, runner = start()
+    engine, _ = start()
 
     def room(self):
         raise kind("no room at all")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(runner), "room", property(room))
+        patch.setattr(Cache, "room", property(room))
         jobs = [new_job([1]), new_job([9])]
         for job in jobs:
             engine.submit(job)
@@ -67,16 +68,17 @@ def test_an_end_that_fails_is_an_end(start, new_job, finish):
     assert ZeroDivisionError is type(finish(job)[1].error)
 
 
+def device(name, cancel):
+    """As much of a target as a cancel needs."""
+    hooks = types.SimpleNamespace(cancel=cancel)
+    return types.SimpleNamespace(name=name, device=name, hooks=hooks)
+
+
 def test_a_device_that_cannot_be_told_to_stop(start, new_job, finish, caplog):
-    """The step goes on to its end; cancelling and closing do too."""
+    """The others are; the step goes on to its end; cancelling and closing do too."""
     engine, runner = start()
-
-    def cancel():
-        runner.cancelled = True
-        runner.free()
-        raise DeviceError("it has no ears")
-
-    runner.cancel = cancel
+    told = []
+    runner.targets = [device("deaf", lambda _: 1 // 0), device("hearing", told.append)]
     for end in (lambda job: engine.cancel(job, 0), lambda job: engine.close()):
         job = new_job([1], 1000)
         runner.hold()
@@ -86,7 +88,9 @@ def test_a_device_that_cannot_be_told_to_stop(start, new_job, finish, caplog):
         with caplog.at_level(logging.WARNING, "umbel"):
             caplog.clear()
             end(job)
-        assert "no ears" in caplog.text
+        assert "deaf could not be told to stop: integer division" in caplog.text
+        assert ["hearing"] == told
+        told.clear()
         assert "cancelled" == finish(job)[1].reason
 
 
@@ -126,12 +130,12 @@ def test_a_recurrent_step_runs_again(open_runner, monkeypatch):
 def test_an_encoder_does_not_obey_a_cancel_meant_for_others(open_runner, monkeypatch):
     """Unless this model was meant."""
     runner = open_runner("bert")
-    expected = runner.encode([1, 2, 3])
+    expected = runner.forward(Sequence(), [1, 2, 3], every=True)
     stray(monkeypatch, 2)
-    assert np.array_equal(expected, runner.encode([1, 2, 3]))
+    assert np.array_equal(expected, runner.forward(Sequence(), [1, 2, 3], every=True))
     runner.cancelled = True
     with pytest.raises(CancelledError):
-        runner.encode([1, 2, 3])
+        runner.forward(Sequence(), [1, 2, 3], every=True)
 
 
 def test_a_shift_does_not_obey_a_cancel_meant_for_others(open_runner, monkeypatch):

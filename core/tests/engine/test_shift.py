@@ -31,7 +31,7 @@ def rows(runner, name, sequence):
     tensor = runner.states.tensors[name]
     data = runner.states.read_rows(name, sequence.cells)
     if tensor.dtype.numpy is None:
-        values = gguf.quants.dequantise(data, tensor.dtype)
+        values = gguf.types.dequantise(data, tensor.dtype)
     else:
         values = data.view(tensor.dtype.numpy).astype(np.float32)
     return values.reshape(len(sequence), -1, runner.definition.hparams.head_dim_k)

@@ -148,9 +148,8 @@ def test_missing_tensor(written):
         ("t.yes", bool, True),
         ("t.text", str, "zwölf 龍"),
         ("t.ints", list, [1, -2, 3]),
-        ("t.ints", list[int], [1, -2, 3]),
-        ("t.floats", list[float], [0.5, -0.25]),
-        ("t.texts", list[str], ["a", "", "é"]),
+        ("t.floats", list, [0.5, -0.25]),
+        ("t.texts", list, ["a", "", "é"]),
     ],
 )
 def test_get(key, kind, expected, written):
@@ -169,8 +168,7 @@ def test_get(key, kind, expected, written):
         ("t.u8", bool, "int 255"),
         ("t.ints", int, "list"),
         ("t.u8", list, "int 255"),
-        ("t.texts", list[int], "list"),
-        ("t.text", list[str], "str"),
+        ("t.text", list, "str"),
     ],
 )
 @pytest.mark.parametrize("default", [(), (None,)])

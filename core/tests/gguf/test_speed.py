@@ -21,7 +21,7 @@ for _ in range(5):
     times.append(time.process_time() - start)
 assert "gguf" not in sys.modules
 start = time.process_time()
-tokens = file.get("tokenizer.ggml.tokens", list[str])
+tokens = file.get("tokenizer.ggml.tokens", list)
 decoding = time.process_time() - start
 assert "token 77" == tokens[77]
 assert "gguf" not in sys.modules

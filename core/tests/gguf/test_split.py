@@ -105,6 +105,12 @@ def test_name_without_keys(w, save):
         umbel.gguf.open(save(w.file([]), name(1)))
 
 
+@pytest.mark.parametrize("number", [(0, 3), (4, 3), (1, 0)])
+def test_name_that_no_part_can_have(number, w, save):
+    """Such a name says nothing: a file without the keys is one of its own."""
+    assert not umbel.gguf.open(save(w.file([]), name(*number))).tensors
+
+
 @pytest.mark.parametrize("file_name", ["m.gguf", name(1, 1)])
 @pytest.mark.parametrize("count", [0, 1])
 def test_split_in_one(file_name, count, w, save):

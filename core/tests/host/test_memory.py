@@ -11,7 +11,7 @@ from umbel import gguf, host
 from umbel.errors import DeviceError, OutOfMemoryError, UmbelError
 from umbel.gguf.types import BY_NAME
 from umbel.graph import Role, Tensor
-from umbel.host_memory import Budget, HostBufferType
+from umbel.host_memory import HostBufferType
 
 
 def large(run, rows=2048, width=2048):
@@ -61,12 +61,12 @@ def test_the_budget_comes_back(run):
     run.open(memory=1 << 20)
     graph = run.graph(run.build.mul_mat(run.weight("q8_0", 10), run.input(1, 256)))
     host.graph_compute(host.DEVICE, graph)
-    budget = host.buffer_type(host.DEVICE).budget
-    assert budget.used == 4 * 2560
+    memory = host.buffer_type(host.DEVICE)
+    assert memory.used == 4 * 2560
     host.forget(host.DEVICE, graph.uid)
     del graph
     gc.collect()
-    assert budget.used == 0
+    assert memory.used == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_budget_comes_back(run):
 def test_limits(run, options, limit):
     """What the options mean."""
     run.open(**options)
-    assert limit == host.buffer_type(host.DEVICE).budget.limit
+    assert limit == host.buffer_type(host.DEVICE).limit
 
 
 def test_half_of_what_is_free(run, monkeypatch):
@@ -90,7 +90,7 @@ def test_half_of_what_is_free(run, monkeypatch):
     monkeypatch.setattr(host, "memory", lambda: (1000, 600))
     info = run.open()
     assert (info.memory_total, info.memory_free) == (1000, 600)
-    assert host.buffer_type(host.DEVICE).budget.limit == 300
+    assert host.buffer_type(host.DEVICE).limit == 300
 
 
 def test_small_vectors_are_always_kept(run):
@@ -100,7 +100,7 @@ def test_small_vectors_are_always_kept(run):
     graph = run.graph(run.build.mul(run.input(2, 8), w))
     host.graph_compute(host.DEVICE, graph)
     assert graph.slots[w].buffer._dense is not None
-    assert host.buffer_type(host.DEVICE).budget.used == 0
+    assert host.buffer_type(host.DEVICE).used == 0
 
 
 def test_weights_stay_mapped(run, kit):
@@ -133,7 +133,7 @@ def test_a_weight_cannot_be_overwritten(run):
 
 def test_no_room():
     """More than there can be is an error with the number."""
-    kind = HostBufferType(Budget(0))
+    kind = HostBufferType(0)
     with pytest.raises(OutOfMemoryError, match="state") as caught:
         kind.allocate(1 << 61, "state")
     assert caught.value.got == 1 << 61
@@ -141,7 +141,7 @@ def test_no_room():
 
 def test_buffers():
     """Memory is aligned, and is read and written by bytes."""
-    kind = HostBufferType(Budget(0))
+    kind = HostBufferType(0)
     buffer = kind.allocate(100, "compute")
     assert (buffer.handle % kind.alignment, buffer.nbytes) == (0, 100)
     buffer.write(8, np.array([1.5, -2.0], np.float32))

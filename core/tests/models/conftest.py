@@ -16,7 +16,8 @@ import pytest
 from umbel import gguf
 from umbel.graph import MASKED, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape, architecture
-from umbel.ops import OPS, evaluate
+from umbel.ops import OPS
+from umbel_kit.reference import evaluate
 
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
 CELLS, SLOTS, PADDING = 256, 8, 5
@@ -35,7 +36,7 @@ class Runner:
 
     def __init__(self, file: gguf.GGUFFile, n_ctx: int = 0) -> None:
         found = architecture(file.get("general.architecture", str))
-        self.definition = ModelDefinition.of(file, found, OPS)
+        self.definition = ModelDefinition(file, found, OPS)
         self.state_shape = StateShape(CELLS, SLOTS, n_ctx=n_ctx)
         self.state: dict[str, np.ndarray] = {}
         self.free_cells = list(np.random.default_rng(0).permutation(np.arange(1, CELLS)))
@@ -59,9 +60,10 @@ class Runner:
         kv_length = tokens if pooled else longest + PADDING
         shape = StepShape(tokens, count, kv_length, len(asked))
         model = self.definition.graph(shape, self.state_shape)
-        values = self._inputs(model.inputs, batch, shape) | {"out_ids": asked.astype(np.int32)}
-        feeds = {t: values[name] for name, t in model.inputs.items()}
-        feeds |= {t: self._state(t) for t in model.states.values()}
+        inputs = {t.name: t for t in model.graph.leaves(Role.INPUT)}
+        values = self._inputs(inputs, batch, shape) | {"out_ids": asked.astype(np.int32)}
+        feeds = {t: values[name] for name, t in inputs.items()}
+        feeds |= {t: self._state(t) for t in model.graph.leaves(Role.STATE)}
         for t in model.graph.leaves(Role.WEIGHT):
             feeds[t] = self.definition.file.array(t.name)
         output = evaluate(model.graph, feeds)[0]
@@ -101,7 +103,7 @@ class Runner:
             "state_out": np.array(taken),
         }
         values = {name: v.astype(np.int32) for name, v in values.items()}
-        causal = self.definition.hparams.causal
+        causal = not self.definition.architecture.pooled
         masks = {name for name in inputs if name.startswith("mask")}
         for name in masks:
             window = int(name.partition(":")[2] or 0)

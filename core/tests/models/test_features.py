@@ -218,6 +218,25 @@ def test_unknown_rope_scaling(load, rewrite):
         model.whole(IDS)
 
 
+@pytest.mark.parametrize(
+    ("name", "causal"), [("llama", False), ("mamba", False), ("bert", True)]
+)
+def test_wrong_direction(load, rewrite, name, causal):
+    """A decoder that looks ahead, or an encoder that does not, is refused, not run as usual."""
+    path = rewrite(name, {"attention.causal": causal})
+    with pytest.raises(UnsupportedModelError, match=r"is of a kind that is not") as caught:
+        load(path)
+    assert f"{name}.attention.causal {not causal}\n  got: {causal}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "causal"), [("llama", True), ("bert", None)])
+def test_usual_direction(load, rewrite, name, causal):
+    """What the architecture is anyway may be said, or left out."""
+    expected = load(name).whole(IDS)
+    actual = load(rewrite(name, {"attention.causal": causal})).whole(IDS)
+    np.testing.assert_array_equal(expected, actual)
+
+
 def test_not_a_language_model(load, rewrite):
     """A file of a known architecture without an embedding is not a language model."""
     path = rewrite("llama", tensors={"token_embd.weight": None})

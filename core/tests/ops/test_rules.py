@@ -57,6 +57,15 @@ def test_broadcasts(shape):
         fit("op", rule, tensor(2), tensor(*shape, 3))
 
 
+def test_same():
+    """As many axes of the same sizes as the first input, whatever these are."""
+    rule = "gate (...), up (same)"
+    assert fit("op", rule, tensor(4, 3), tensor(4, 3)) == {"1": 1}
+    for shape in ((3,), (1, 4, 3), (4, 1), (3, 4)):
+        with pytest.raises(GraphError):
+            fit("op", rule, tensor(4, 3), tensor(*shape))
+
+
 @pytest.mark.parametrize("n", [0, 2])
 def test_a_number_is_itself(n):
     """`1` is a size of one, and only of one."""

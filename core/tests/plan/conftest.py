@@ -15,9 +15,9 @@ import attrs
 import numpy as np
 import pytest
 from umbel import gguf, host
+from umbel.backend import Source, bind
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError
-from umbel.gguf.quants import dequantise, quantise
-from umbel.gguf.types import BY_NAME
+from umbel.gguf.types import BY_NAME, dequantise, quantise
 from umbel.graph import Builder, Role, Tensor
 from umbel.hookspecs import Device, DeviceInfo
 from umbel.models import ModelDefinition, architecture
@@ -121,8 +121,7 @@ class Fake:
             opaque=self.opaque,
         )
         device = Device(self.name, "a fake", 10, reads_host=self.reads_host)
-        hooks = (self.supported, self.graph_compute, self.sync, self.cancel, self.forget)
-        return Target(device, info, self, *hooks)
+        return Target(device, info, self, self)
 
     # memory
 
@@ -155,7 +154,7 @@ class Fake:
 
     # hooks
 
-    def supported(self, device: Device, node: Tensor) -> str | None:
+    def op_supported(self, device: Device, node: Tensor) -> str | None:
         self.asked.append(node)
         return self.refuse(node)
 
@@ -275,15 +274,8 @@ def only_simple(node: Tensor) -> str | None:
 
 def host_target(**options: object) -> Target:
     info = host.open(host.DEVICE, options, [])
-    hooks = (host.op_supported, host.graph_compute)
-    return Target(
-        host.DEVICE,
-        info,
-        host.buffer_type(host.DEVICE),
-        *hooks,
-        cancel=host.cancel,
-        forget=host.forget,
-    )
+    hooks = bind(Source("host", "built in"), host, nothing)
+    return Target(host.DEVICE, info, host.buffer_type(host.DEVICE), hooks)
 
 
 def poisoned(plan: Plan) -> None:
@@ -329,7 +321,7 @@ def load() -> Iterator[Callable[..., Recorder]]:
     def loaded(name: str, *fakes: Fake, **settings: Any) -> Recorder:
         files.append(gguf.open(ORACLES / f"{name}.gguf"))
         found = architecture(files[-1].get("general.architecture", str))
-        definition = ModelDefinition.of(files[-1], found, OPS)
+        definition = ModelDefinition(files[-1], found, OPS)
         targets = [*(fake.target() for fake in fakes), host_target()]
         how = {"ctx": 64, "ubatch": 16, "parallel": 3} | settings
         return Recorder(definition, targets, Settings(**how))
@@ -370,7 +362,7 @@ class Small:
         self.arrays: dict[str, np.ndarray] = {}
         self.states = States()
         self.arenas = Arenas()
-        self.weights = Weights(self.arrays.__getitem__, {})
+        self.weights = Weights(SimpleNamespace(array=self.arrays.__getitem__, tensors={}))
         self.plans: list[Plan] = []
 
     def input(self, name: str, *shape: int, dtype: str = "f32") -> Tensor:
@@ -379,7 +371,7 @@ class Small:
     def weight(self, name: str, array: np.ndarray, dtype: str = "f32") -> Tensor:
         self.arrays[name] = quantise(array.astype(np.float32), BY_NAME[dtype])
         made = self.build.leaf(Role.WEIGHT, name, array.shape, BY_NAME[dtype])
-        self.weights.infos[name] = made
+        self.weights.file.tensors[name] = made
         return made
 
     def state(self, name: str, *shape: int, dtype: str = "f32") -> Tensor:
@@ -392,7 +384,7 @@ class Small:
                 state = next(t for t in graph.leaves(Role.STATE) if t.name == name)
                 self.states.add(state, home)
         memory = (self.weights, self.states, self.arenas)
-        made = make(graph, self.targets, OPS, *memory, placer=self.placer, check=check)
+        made = make(graph, self.placer, *memory, check=check)
         self.plans.append(made)
         return made
 

@@ -59,19 +59,20 @@ def lives(splits, layout, wanted):
 
     A moment is a node; copies happen just before the first node of a split.
     """
-    spans, now, end = {}, 0, sum(len(s.placed) for s in splits)
+    spans, now, end = {}, 0, sum(len(s.nodes) for s in splits)
 
     def note(target, t, first, last):
-        key = (layout.owners[target.name, t].name, t)
+        key = (layout.owner(target, t), t)
         a, z = spans.get(key, (first, last))
         spans[key] = min(a, first), max(z, last)
 
     made = {n: s.target for s in splits for n in s.nodes}
     for split, copies in zip(splits, layout.copies, strict=True):
-        last = now + len(split.placed) - 1
-        for copy in copies:
-            note(copy.source, copy.tensor, now - 0.5, now - 0.5)
-            note(copy.destination, copy.tensor, now - 0.5, now - 0.5)
+        last = now + len(split.nodes) - 1
+        for t in copies:
+            assert not split.target.reads(made[t])
+            note(made[t], t, now - 0.5, now - 0.5)
+            note(split.target, t, now - 0.5, now - 0.5)
         for i, node in enumerate(split.nodes, now):
             for t in {t.storage for t in (*node.inputs, node)}:
                 if split.target.info.opaque and t in split.inputs + split.outputs:
@@ -94,20 +95,19 @@ def test_nothing_overlaps(kit, data):
     splits, wanted = data.draw(plans(kit))
     layout = allocate(splits, wanted)
     spans = lives(splits, layout, wanted)
-    targets = {s.target.name: s.target for s in splits}
-    separate = {name for name, t in targets.items() if t.buffer_type.separate}
-    assert {key for key in spans if key[0] not in separate} == set(layout.offsets)
-    size = {k: targets[k[0]].buffer_type.alloc_size(k[1]) for k in layout.offsets}
+    shared = {key for key in spans if not key[0].buffer_type.separate}
+    assert shared == set(layout.offsets)
+    size = {k: k[0].buffer_type.alloc_size(k[1]) for k in layout.offsets}
     total = {}
     for key, offset in layout.offsets.items():
-        name, _t = key
-        kind = targets[name].buffer_type
+        target, _t = key
+        kind = target.buffer_type
         assert offset % kind.alignment == 0
-        assert offset + size[key] <= layout.sizes[name]
+        assert offset + size[key] <= layout.arenas[target].peak
         rounded = -(-size[key] // kind.alignment) * kind.alignment
-        total[name] = total.get(name, 0) + rounded
+        total[target] = total.get(target, 0) + rounded
         for other, start in layout.offsets.items():
-            if other == key or other[0] != name:
+            if other == key or other[0] is not target:
                 continue
             apart = start + size[other] <= offset or offset + size[key] <= start
             early, late = sorted((key, other), key=lambda k: spans[k][0])
@@ -119,8 +119,8 @@ def test_nothing_overlaps(kit, data):
                 assert node.inputs.count(early[1]) == 1
                 assert (early[1].shape, early[1].dtype) == (node.shape, node.dtype)
                 assert layout.offsets[early] == layout.offsets[late]
-    for name, peak in layout.sizes.items():
-        assert 0 < peak <= total[name]
+    for target, arena in layout.arenas.items():
+        assert 0 < arena.peak <= total[target]
 
 
 @settings(max_examples=100, deadline=None)
@@ -167,6 +167,6 @@ def test_memory_is_reused(kit):
         y = x
         for i in range(20):
             y = b.scale(y, s=float(i + 2))
-        plan = small.plan(y)
-        size = plan.layout.sizes["fake:0"]
+        small.plan(y)
+        size = small.arenas.nbytes(small.targets[0])
         assert count * 4000 <= size <= (count + 0.1) * 4000

@@ -196,7 +196,7 @@ def test_ctrl_c_waits_for_the_devices(kit):
     b, x = small.build, small.input("x", 2, 4)
     early = b.exp(x)
     plan = small.plan(early, b.mul_mat(small.weight("w", np.eye(4)), x))
-    assert [s.target.name for s in plan.splits] == ["one:0", "two:0"]
+    assert [s.target.name for s in plan.steps] == ["one:0", "two:0"]
     two.fault = Fault("node", 1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         plan.run({"x": np.zeros((2, 4), np.float32)})
@@ -260,4 +260,4 @@ def test_locks_are_taken_in_one_order(kit):
     plans = small.plan(b.sqrt(b.exp(x))), small.plan(b.exp(b.sqrt(x)))
     names = [[t.name for t in plan.targets] for plan in plans]
     assert names == [["one:0", "two:0"]] * 2
-    assert [s.target.name for s in plans[1].splits] == ["two:0", "one:0"]
+    assert [s.target.name for s in plans[1].steps] == ["two:0", "one:0"]

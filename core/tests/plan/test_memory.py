@@ -25,8 +25,8 @@ def test_weights_are_loaded_where_they_are_used(kit, load):
     assert "token_embd.weight" in on_host & set(fake.stored)  # rows here, the head there
     assert "blk.0.ffn_up.weight" not in on_host
     assert "blk.0.ffn_up.bias" not in fake.stored
-    assert on_host | set(fake.stored) == runner.weights.used == set(runner.weights.infos)
-    size = sum(runner.weights.infos[n].nbytes for n in fake.stored)
+    assert on_host | set(fake.stored) == runner.weights.used == set(runner.weights.file.tensors)
+    size = sum(runner.weights.file.tensors[n].nbytes for n in fake.stored)
     assert (size, 0) == tuple(runner.weights.nbytes(t) for t in runner.targets[:2])
 
 
@@ -49,7 +49,7 @@ def test_inputs_are_written_once_for_each_device(kit, load):
     fake.writes.clear()
     runner.forward(sequence, [4])
     plan = runner.made[-1]
-    copies = sum(c.destination.name == "fake:0" for cs in plan.layout.copies for c in cs)
+    copies = sum(len(step.copies) for step in plan.steps if step.target.name == "fake:0")
     assert copies > 0
     names = [t.name for t, slot in plan.inputs if slot.buffer.usage == "compute"]
     assert len(set(names)) == len(names) > 4
@@ -65,7 +65,10 @@ def test_no_copies_of_what_can_be_read(kit, rng, how):
     b, x = small.build, small.input("x", 3, 4)
     w = small.weight("w", rng.standard_normal((4, 4)))
     plan = small.plan(b.exp(b.mul_mat(w, b.exp(x))))
-    copies = [(c.source.name, c.destination.name) for cs in plan.layout.copies for c in cs]
+    moves = [slots[:2] for step in plan.steps for slots in step.copies]
+    copies = [
+        tuple(getattr(s.buffer, "owner", small.targets[-1]).name for s in m) for m in moves
+    ]
     back, there = ("fake:0", "host:0"), ("host:0", "fake:0")
     assert {"both": [], "one way": [back], "apart": [there, back]}[how] == copies
     values = rng.standard_normal((3, 4)).astype(np.float32)

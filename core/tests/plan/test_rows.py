@@ -55,7 +55,7 @@ def test_rows(kit, rng, kind):
     (actual,) = plan.run({"x": values})
     whole = kit.Small()
     whole_w = whole.build.leaf(w.role, "w", w.shape, w.dtype)
-    whole.weights.infos["w"], whole.arrays["w"] = whole_w, small.arrays["w"]
+    whole.weights.file.tensors["w"], whole.arrays["w"] = whole_w, small.arrays["w"]
     product = whole.build.mul_mat(whole_w, whole.input("x", 3, 64))
     (expected,) = whole.plan(product).run({"x": values})
     np.testing.assert_allclose(expected, actual, rtol=1e-5, atol=1e-5)

@@ -60,7 +60,7 @@ def test_order_and_borders(placed, single):
     computed = {p.node for p in placed}
     wanted = [placed[-1].node] if placed and placed[-1].node.base is None else []
     splits = cut(placed, wanted, single=single)
-    order = [p.node for s in splits for p in s.placed]
+    order = [n for s in splits for n in s.nodes]
     assert computed == set(order)
     assert len(computed) == len(order)
     at = {node: i for i, node in enumerate(order)}
@@ -74,9 +74,10 @@ def test_order_and_borders(placed, single):
             for two in users[i + 1 :]:
                 if "w" in (touches(one, state), touches(two, state)):
                     assert at[one] < at[two]
-    home = {p.node: i for i, s in enumerate(splits) for p in s.placed}
+    home = {n: i for i, s in enumerate(splits) for n in s.nodes}
+    device = {p.node: p.target for p in placed}
     for i, split in enumerate(splits):
-        assert {split.target} == {p.target for p in split.placed}
+        assert {split.target} == {device[n] for n in split.nodes}
         read = {t.storage for n in split.nodes for t in n.inputs}
         assert {t for t in read if home.get(t) != i} == set(split.inputs)
         later = {
@@ -90,7 +91,7 @@ def test_order_and_borders(placed, single):
         assert later | writes | {t for t in wanted if home[t] == i} == set(split.outputs)
         assert len(split.outputs) == len(set(split.outputs))
     if single:
-        assert all(len(s.placed) == 1 for s in splits)
+        assert all(len(s.nodes) == 1 for s in splits)
     else:
         neighbours = itertools.pairwise(splits)
         assert all(a.target is not b.target for a, b in neighbours)

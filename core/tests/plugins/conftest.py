@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from umbel import plugins as module
+from umbel.backend import Source
 from umbel.hookspecs import Device, DeviceInfo, hookimpl
-from umbel.plugins import Plugins, Row
+from umbel.plugins import Plugins
 
 
 class Memory:
@@ -76,7 +77,20 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
     return Plugins(only="")
 
 
+class Row(NamedTuple):
+    """What `describe` tells of one plugin."""
+
+    source: Source
+    reason: str
+    devices: list[str]
+
+
 @pytest.fixture
 def row(plugins: Plugins) -> Callable[[str], Row]:
-    """The line of `umbel plugins` for one name."""
-    return lambda name: next(r for r in plugins.describe() if r.name == name)
+    """What is told of the plugin of this name."""
+
+    def find(name: str) -> Row:
+        rows = [Row(*told) for told in plugins.describe()]
+        return next(row for row in rows if row.source.name == name)
+
+    return find

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from umbel import plugins as module
 from umbel.errors import PluginError
@@ -19,9 +20,9 @@ def test_nothing_is_loaded_before_it_is_asked_for(plugins):
 def test_the_host_is_built_in(plugins):
     """Without any plugin there is the host, and `auto` takes it."""
     assert plugins.find().name == "host:0"
-    assert [(r.name, r.distribution, r.state, r.devices) for r in plugins.describe()] == [
-        ("host", "built in", "ok", ("host:0",))
-    ]
+    ((source, reason, devices),) = plugins.describe()
+    assert ("host", "built in", "") == attrs.astuple(source)
+    assert ("", ["host:0"]) == (reason, devices)
 
 
 def test_get_is_one_object_for_the_process():
@@ -105,6 +106,17 @@ def test_a_refused_plugin_leaves_nothing_behind(plugins, make):
     assert plugins.find("one").name == "one:0"
 
 
+def test_a_plugin_can_be_refused_later(plugins, row, make):
+    """What it brings may turn out to be unusable: it is as if it had not been loaded."""
+    plugins.add("one", make("one", priority=9))
+    assert plugins.find().name == "one:0"
+    plugins.refuse(plugins.backends["one"], "ops()", PluginError("'add' exists already"))
+    assert plugins.find().name == "host:0"
+    assert row("one").reason == "ops(): 'add' exists already"
+    with pytest.raises(PluginError, match=r"'one' cannot be used: ops\(\): 'add' exists"):
+        plugins.find("one")
+
+
 def test_an_optional_hook_of_a_later_version_is_ignored(plugins, make):
     """A plugin may mark a hook that this core does not know yet as optional."""
     made = make("one")
@@ -118,4 +130,4 @@ def test_a_plugin_without_devices_needs_no_hooks_for_them(plugins, row, make):
     twice = Operation("twice", lambda x: Spec(x.shape, x.dtype), lambda x: 2 * x)
     plugins.add("extras", make("extras", without=HOOKS, ops=lambda: [twice]))
     assert ("extras", [twice]) in [(b.name, ops) for b, ops in plugins.ask("ops")]
-    assert row("extras").devices == ()
+    assert row("extras").devices == []

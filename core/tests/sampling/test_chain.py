@@ -183,7 +183,7 @@ def test_chain_is_its_definition(chain, grid):
 def test_draw_of_the_impossible(chance, position):
     """No random number falls on a candidate whose probability is too small for a float."""
     scores = np.array([-2000.0, 0.0, -2000.0, 0.0, -2000.0])
-    assert position == Choice(np.arange(5), scores, [], (), chance).draw()
+    assert position == Choice(np.arange(5), scores, [], chance).draw()
 
 
 def test_order_counts():

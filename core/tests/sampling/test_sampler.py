@@ -19,7 +19,7 @@ def logits(n: int = 50, seed: int = 0, scale: float = 2.0) -> np.ndarray:
 
 
 def text(sampler: Sampler, count: int = 30) -> list[int]:
-    return [sampler.sample(logits(sampler.n_vocab, seed)) for seed in range(count)]
+    return [sampler.sample(logits(50, seed)) for seed in range(count)]
 
 
 def test_pinned():

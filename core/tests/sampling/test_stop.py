@@ -15,7 +15,7 @@ def streamed(pieces, stops):
     """What each piece lets out, what is left at the end, and the stop found."""
     stop = StopStrings(stops)
     shown = [stop.push(piece) for piece in pieces]
-    return shown, stop.flush(), stop.found
+    return shown, stop.push("", last=True), stop.found
 
 
 def whole(text, stops):

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from umbel import gguf, host
+from umbel import gguf
 from umbel.models import ModelDefinition, architecture
 from umbel.ops import OPS
-from umbel.plan import Target
+from umbel.plugins import Plugins
 from umbel.runner import Runner, Settings
 
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
@@ -25,10 +25,9 @@ def load() -> Iterator[Callable[..., Runner]]:
     def loaded(name: str, **settings: Any) -> Runner:
         files.append(gguf.open(ORACLES / f"{name}.gguf"))
         found = architecture(files[-1].get("general.architecture", str))
-        definition = ModelDefinition.of(files[-1], found, OPS)
-        info = host.open(host.DEVICE, {}, [])
-        kind = host.buffer_type(host.DEVICE)
-        target = Target(host.DEVICE, info, kind, host.op_supported, host.graph_compute)
+        definition = ModelDefinition(files[-1], found, OPS)
+        found = Plugins(only="")
+        target = found.open(found.find("host"))
         how = {"ctx": 64, "ubatch": 16, "parallel": 3} | settings
         return Runner(definition, [target], Settings(**how))
 

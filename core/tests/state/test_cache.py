@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from umbel.errors import ContextFullError
-from umbel.state import Cache, Pool, Sequence
+from umbel.state import Cache, Sequence
 from umbel.state.cache import SNAPSHOTS, ZERO_SLOT
 
 CELLS, SLOTS = 40, 5
@@ -31,9 +31,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        cells = Pool(CELLS, 1, "cells") if self.kv else None
-        slots = Pool(SLOTS, 2, "slots") if self.recurrent else None
-        self.cache = Cache(cells, slots)
+        self.cache = Cache(CELLS * self.kv, SLOTS * self.recurrent)
         self.in_cell, self.in_slot = {}, {ZERO_SLOT: ()}
         self.pairs = []
         self.marks = {}
@@ -43,8 +41,8 @@ class Machine(RuleBasedStateMachine):
         """The places of a step, written; None when there are none."""
         sequence, plain = pair
         cells, slots = self.cache.cells, self.cache.slots
-        fits = (cells is None or cells.free >= n) and self.cache.room
-        if fits and slots is not None and not slots.free:
+        fits = cells.free >= n and self.cache.room
+        if fits and not slots.free:
             self._oldest_snapshot_goes(n)
         self.before = self._counts()  # the one snapshot that had to go is gone for good
         if not fits:
@@ -73,8 +71,7 @@ class Machine(RuleBasedStateMachine):
         assert len({slot for _, slot in gone}) == 1
 
     def _counts(self):
-        pools = (self.cache.cells, self.cache.slots)
-        return [p.references.tolist() for p in pools if p is not None]
+        return [p.references.tolist() for p in (self.cache.cells, self.cache.slots)]
 
     @rule(target=live)
     def open(self):
@@ -175,7 +172,7 @@ class Machine(RuleBasedStateMachine):
                 for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
                     slots[slot] += slot > ZERO_SLOT
             assert self.recurrent or not sequence.snapshots
-        expected = [cells] * self.kv + [slots] * self.recurrent
+        expected = [cells * self.kv, slots * self.recurrent]
         assert expected == self._counts()
 
 
@@ -197,7 +194,7 @@ TestBoth.settings = TestOnlyCells.settings = TestOnlySlots.settings = how
 def test_a_snapshot_of_what_was_undone_is_gone():
     """A state that was remembered between a mark and its restoration is not that of what comes
     after."""
-    cache = Cache(None, Pool(10, 2, "slots"))
+    cache = Cache(0, 10)
     sequence = Sequence()
     before = cache.fork(sequence)
     cache.commit(sequence, [1, 2], cache.begin(sequence, 2))
@@ -210,7 +207,7 @@ def test_a_snapshot_of_what_was_undone_is_gone():
 
 def test_snapshots_are_few():
     """The oldest go, so that slots do not run out."""
-    cache = Cache(None, Pool(20, 2, "slots"))
+    cache = Cache(0, 20)
     sequence = Sequence()
     for i in range(10):
         cache.commit(sequence, [i], cache.begin(sequence, 1))
@@ -222,7 +219,7 @@ def test_snapshots_are_few():
 
 def test_snapshots_give_way():
     """Live states come first: the oldest snapshots go, whosever they are, and no live state."""
-    cache = Cache(None, Pool(2 + 5, 2, "slots"))
+    cache = Cache(0, 2 + 5)
     one, two, three = sequences = [Sequence() for _ in range(3)]
     for i, sequence in enumerate((one, two)):
         for _ in range(2):
@@ -246,7 +243,7 @@ def test_snapshots_give_way():
 
 def test_a_restored_sequence_owns_its_snapshots():
     """A snapshot that gives way after a restoration is given back once."""
-    cache = Cache(None, Pool(2 + 3, 2, "slots"))
+    cache = Cache(0, 2 + 3)
     sequence = Sequence()
     cache.commit(sequence, [1], cache.begin(sequence, 1))
     cache.snapshot(sequence)

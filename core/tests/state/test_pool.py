@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.errors import ContextFullError
-from umbel.state import Pool
+from umbel.state.cache import Pool
 
 
 @settings(max_examples=150, deadline=None)
@@ -70,3 +70,26 @@ def test_full():
     assert "ctx" in caught.value.do
     assert pool.take(0).tolist() == []
     assert pool.free == 1
+
+
+def test_none():
+    """Of what a model has not, everybody gets place 0, and none is ever missing."""
+    pool = Pool(0, 2, "slots")
+    for n in (0, 1, 1000):
+        places = pool.take(n, 7)
+        assert ([0] * n, np.int32) == (places.tolist(), places.dtype)
+        pool.keep(places)
+        pool.drop([0, 1])
+    assert not pool
+    assert pool.free > 1 << 40
+
+
+def test_reserved_places_are_not_counted():
+    """Who has one of them can keep and drop it as any other, and it stays reserved."""
+    pool = Pool(4, 2, "slots")
+    (place,) = pool.take(1).tolist()
+    pool.keep([1, place, place])
+    assert pool.references.tolist() == [1, 1, 3, 0]
+    for places in (1, 0, [1, place], [place, place]):
+        pool.drop(places)
+    assert pool.references.tolist() == [1, 1, 0, 0]

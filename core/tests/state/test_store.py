@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from umbel.errors import ContextFullError, ModelFormatError, OptionError
 from umbel.state import Sequence
-from umbel.state.store import load as read
+from umbel.state.store import load as load_sequence
 from umbel.state.store import save, write_atomically
 
 
+def read(path, cache, states, model, n_vocab=1 << 31):
+    return load_sequence(path, cache, states, model, n_vocab)
+
+
 def counts(runner):
-    cache = runner.cache
-    return [p.references.tolist() for p in (cache.cells, cache.slots) if p is not None]
+    return [p.references.tolist() for p in (runner.cache.cells, runner.cache.slots)]
 
 
 CASES = [("llama", "f32"), ("llama", "f16"), ("llama", "q8_0"), ("mamba2", "f32")]

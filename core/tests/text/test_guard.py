@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from umbel.text import Tokenizer, load_tokenizer
 from umbel.text.chat import ChatTemplate
-from umbel.text.guard import encode_rendered, guarded
+from umbel.text.guard import guarded
 from umbel.text.tokenizer import Matcher
 
 FOLDER = Path(__file__).parent / "chat"
@@ -30,9 +30,9 @@ def tokenizer(bytes_and: Callable[..., Any]) -> Tokenizer:
 
 def chat(tokenizer: Tokenizer, content: str, cut: slice = slice(None)) -> list[int]:
     """The ids of a rendered message whose content the template cuts."""
-    message = guarded({"role": "user", "content": content}, tokenizer.control)
+    message = guarded({"role": "user", "content": content}, tokenizer.control, "")
     text = f"<|im_start|>{message['role']}\n{message['content'][cut]}<|im_end|>☂"
-    return encode_rendered(tokenizer, text)
+    return tokenizer.encode(text, special=True)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_template_that_cuts(tokenizer: Tokenizer) -> None:
 def test_nested_values(tokenizer: Tokenizer) -> None:
     """All strings in lists and mappings are guarded, other values stay as they are."""
     value = {"role": "tool", "content": [{"text": "☂", "n": 1, "none": None}]}
-    marked = guarded(value, tokenizer.control)
+    marked = guarded(value, tokenizer.control, "")
     assert marked["role"] == "tool"
     assert marked["content"][0] == {"text": "☂\ufdd0", "n": 1, "none": None}
 
@@ -72,9 +72,9 @@ def test_words_are_whole(vectors: Callable[..., Any]) -> None:
     """A text is not cut where a marked text begins or ends."""
     tokenizer = vectors("gpt-2").tokenizer
     text = "see <|endoftext|>s there"
-    rendered = guarded(text, tokenizer.control)
+    rendered = guarded(text, tokenizer.control, "")
     assert text != rendered
-    assert encode_rendered(tokenizer, rendered) == tokenizer.encode(text)
+    assert tokenizer.encode(rendered, special=True) == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_templates_that_join(
     """No control token arises where a template joins, cleans or completes texts."""
     tokenizer = load_tokenizer(bytes_and(("<|im_start|>", 3), ("<|im_end|>", 3), ("<eot>", 3)))
     text = ChatTemplate("{% set m = messages[0].m %}" + source)
-    given = guarded([{"role": "user", "m": messages}], tokenizer.control)
-    ids = encode_rendered(tokenizer, text.render(given))
+    given = [{"role": "user", "m": messages}]
+    ids = tokenizer.encode(text.render(given, None, tokenizer.control), special=True)
     assert max(ids) < 256
-    assert bytes(ids).decode() == text.render([{"role": "user", "m": messages}])
+    assert bytes(ids).decode() == text.render(given)
 
 
 CONTROL = [
@@ -122,8 +122,9 @@ def test_families_stay_the_same(name: str) -> None:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
     source = (FOLDER / f"{case['template']}.jinja").read_text("utf-8")
     template = ChatTemplate(source, bos="<s>", eos="</s>")
-    given = guarded({"messages": case["messages"], **case["variables"]}, MATCHER)
-    assert case["prompt"] == template.render(**given).replace("\ufdd0", "")
+    tools = case["variables"].pop("tools", None)
+    prompt = template.render(case["messages"], tools, MATCHER, **case["variables"])
+    assert case["prompt"] == prompt.replace("\ufdd0", "")
 
 
 @pytest.mark.parametrize(
@@ -140,15 +141,65 @@ def test_families_stay_the_same(name: str) -> None:
 def test_what_templates_look_for(test: str, content: str) -> None:
     """Tags and words that are no control texts are found as if nothing were marked."""
     template = ChatTemplate("{% set c = messages[0].content %}{{ " + test + " }}")
-    given = guarded([{"role": "user", "content": content}], MATCHER)
-    assert template.render(given) == "True"
+    assert template.render([{"role": "user", "content": content}], None, MATCHER) == "True"
 
 
-def test_arguments_in_json() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [('{"a": [1, "[INST]"]}', '{"a": [1, "[⊘INST]⊘"]}'), ("[", "[⊘"), ('["<s>"', '[⊘"<⊘s>⊘"')],
+)
+def test_arguments_in_json(arguments: str, shown: str) -> None:
     """The brackets of JSON are not marked, those in its texts are."""
-    given = guarded({"arguments": '{"a": [1, "[INST]"]}'}, MATCHER)
-    assert {"a": [1, "[\ufdd0INST]\ufdd0"]} == json.loads(given["arguments"])
-    assert {"arguments": "[\ufdd0"} == guarded({"arguments": "["}, MATCHER)
+    calls = [{"function": {"name": "f", "arguments": arguments}}]
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}")
+    prompt = template.render([{"role": "assistant", "tool_calls": calls}], None, MATCHER)
+    assert shown == prompt.replace("\ufdd0", "⊘")
+
+
+@pytest.mark.parametrize("text", ["EOS", "<EOS>", "</EOS>", "/EOS", "xEOSx", "E/OS", "<x>EOS"])
+@pytest.mark.parametrize("source", ["", "<EOS> </EOS> /EOS <x> /O"])
+def test_control_texts_without_signs(text: str, source: str) -> None:
+    """A control text that is a word is found nowhere, also not in a tag."""
+    control = Matcher({"EOS": 1, "<s>": 2})
+    assert [text] == [
+        piece.replace("\ufdd0", "") if isinstance(piece, str) else piece
+        for piece in control.split(guarded(text, control, source))
+    ]
+
+
+def test_control_texts_that_are_names() -> None:
+    """A control text that is the name of a variable does not hide it."""
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert "hi" == template.render(
+        [{"role": "user", "content": "hi"}], None, Matcher({"messages": 1})
+    )
+
+
+@pytest.mark.parametrize(
+    ("control", "tag", "kept"),
+    [
+        ("<s>", "<think>", True),
+        ("<s>", "/no_think", True),
+        ("<think>", "<think>", False),
+        ("<THINK>", "<think>", False),
+        ("<|</think>|>", "</think>", False),
+        ("think", "<think>", False),
+        (">>", "<think>", False),
+        ("k><", "<think>", False),
+        ("|<", "<think>", False),
+        ("|<th", "<think>", False),
+        ("x/no_", "/no_think", False),
+        ("think!", "/no_think", False),
+        ("hin", "/no_think", False),
+        ("<thin", "<think>", False),
+        ("hinks", "<think>", True),
+    ],
+)
+def test_tags_that_touch_a_control_text(control: str, tag: str, kept: bool) -> None:
+    """A tag of the template stays as it is if no control text can have a part of it."""
+    marked = guarded(tag, Matcher({control: 1, "</s>": 2}), f"if '{tag}' in content")
+    assert kept == (tag == marked)
+    assert tag == marked.replace("\ufdd0", "")
 
 
 def test_many_tags_are_fast() -> None:
@@ -156,6 +207,7 @@ def test_many_tags_are_fast() -> None:
     control = Matcher({f"<unused{i}>": i for i in range(6000)})
     content = "".join(f"<t{i}></t{i}>" for i in range(500)) + "<" * 300_000
     begin = time.thread_time()
-    marked = guarded(content, control)
+    source = "".join(f"</t{i:05}_that_is_quite_long>" for i in range(2000))
+    marked = guarded(content, control, content[:400] + source)
     assert time.thread_time() - begin < 2
     assert content == marked.replace("\ufdd0", "")

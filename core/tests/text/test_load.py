@@ -145,7 +145,7 @@ def test_default_ids_out_of_range(
         None,
         None,
     )
-    assert not tokenizer.add_bos
+    assert tokenizer.first == []
     assert "BOS is to be added" in caplog.text
 
 
@@ -166,15 +166,15 @@ def test_defaults(
     t = load_tokenizer(tiny(model, *tokens, merges=[], pre="gpt-2"))
     assert ids == tuple(map(t.vocab.roles.get, ("bos", "eos", "unk", "pad", "sep")))
     assert ids[:2] == (t.bos_id, t.eos_id)
-    assert adds == (t.add_bos, t.add_eos)
+    assert ([t.bos_id] * adds[0], [t.eos_id] * adds[1]) == (t.first, t.last)
     assert t.n_vocab == 104
 
 
 def test_bos_by_pre_tokenizer(bytes_and: Callable[..., Any]) -> None:
     """Some pre-tokenizers mean a BOS, unless the file says no."""
     keys = {"pre": "llama-bpe", "bos_token_id": 0}
-    assert load_tokenizer(bytes_and(**keys)).add_bos
-    assert not load_tokenizer(bytes_and(**keys, add_bos_token=False)).add_bos
+    assert load_tokenizer(bytes_and(**keys)).first == [0]
+    assert load_tokenizer(bytes_and(**keys, add_bos_token=False)).first == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_ends_of_generation(
 ) -> None:
     """A generation ends at the ids that the file names and at tokens known by their text."""
     tokenizer = load_tokenizer(tiny("gpt2", *tokens, pre="gpt-2", merges=[], **keys))
-    assert frozenset(ends) == tokenizer.eog_ids
+    assert frozenset(ends) == tokenizer.vocab.ends
 
 
 def test_ends_by_name_are_control_tokens(bytes_and: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """The command `umbel`: one file for each of its commands, each with `add` and `run`.
 
-The docstring of a command's `run` is its help.
+`add` gives the command's parser its options. `run` gets the parsed ones and gives the exit code
+(nothing is 0); its docstring is the help of the command.
 
 Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own;
 130 after Ctrl-C, and 141 when nobody reads the output any more, as shells have them.
@@ -10,18 +11,17 @@ before it runs: the hook `commands(cli)` adds a parser with the backend's name, 
 `run` is a function of the parsed arguments that gives the exit code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from umbel import __version__
 from umbel.cli import bench, chat, devices, inspect, plan, plugins, run, tokenize
-from umbel.cli.common import Commands, Parser, log, say
+from umbel.cli.common import Parser, log, say
 from umbel.errors import UmbelError
 
 
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def parser() -> tuple[Parser, Commands]:
-    """The parser of all that is built in, and its sub-parsers."""
+def parser() -> tuple[Parser, Any]:
+    """The parser of all that is built in, and its sub-parsers (argparse hides their type)."""
     made = Parser(
         prog="umbel",
         description="Runs language models in GGUF files on whatever hardware is here.",
@@ -64,7 +64,12 @@ def parser() -> tuple[Parser, Commands]:
     made.add_argument("--version", action="version", version=f"umbel {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", title="commands", required=True)
     for module in (run, chat, bench, inspect, tokenize, devices, plugins, plan):
-        module.add(commands)
+        name, text = module.__name__.rpartition(".")[2], module.run.__doc__ or ""
+        summary = text.partition("\n")[0].rstrip(".")
+        command = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
+        command.add_argument("--debug", action="store_true", help="show where errors come from")
+        command.set_defaults(run=module.run)
+        module.add(command)
     return made, commands
 
 
@@ -84,7 +89,7 @@ def _exit_code(words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 0
 
 
-def _add_backend(name: str, commands: Commands) -> None:
+def _add_backend(name: str, commands: Any) -> None:
     """The commands that the backend of this name brings, if there is one."""
     from umbel import plugins
 
@@ -92,9 +97,8 @@ def _add_backend(name: str, commands: Commands) -> None:
     found.load()
     if name in found.backends:
         found.backends[name].commands(commands)
-    for fault in found.faults:
-        if fault.name == name and name not in commands.choices:
-            raise fault.error()
+    if name not in commands.choices:
+        found.raise_fault_of(name)
 
 
 def _report(error: BaseException) -> int:
@@ -102,7 +106,9 @@ def _report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, OSError):
-        _drop_output()
+        # What is still buffered cannot be written; Python would try, and complain, at its end.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 141
         error = UmbelError(error.strerror or str(error), where=error.filename)
@@ -118,9 +124,3 @@ def _report(error: BaseException) -> int:
         error.where = option
     say(f"umbel: error: {error}")
     return 2
-
-
-def _drop_output() -> None:
-    """What is still buffered cannot be written; Python would try, and complain, at its end."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

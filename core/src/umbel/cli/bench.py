@@ -11,22 +11,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+import umbel
 from umbel.cli import common
 from umbel.errors import OptionError
 
-if TYPE_CHECKING:
-    from umbel.model import Model
-
 COLUMNS = ("device", "threads", "test", "tps", "stddev", "first_token_ms", "s_pp", "s_tg")
 
-Row = dict[str, Any]
 
-
-def add(commands: common.Commands) -> None:
-    parser = common.command(commands, run, "bench")
+def add(parser: common.Parser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help=common.MODEL)
     add("-p", type=int, default=512, metavar="N", help="tokens to read (512)")
@@ -40,7 +35,7 @@ def add(commands: common.Commands) -> None:
     common.add_load(parser, bench=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Measures tokens per second.
 
     Devices and thread counts are measured one after the other, each in every test.
@@ -51,29 +46,26 @@ def run(args: argparse.Namespace) -> int:
         msg = "there is nothing to measure"
         raise OptionError(msg, where="-p, -n, -b, -r", expected="numbers above 0")
     ctx = args.p + args.n if args.b else max(args.p, args.n)
-    rows: list[Row] = []
+    room = {"ctx": ctx, "parallel": max(args.b, default=1)}
+    rows: list[dict[str, Any]] = []
     for device, threads in itertools.product(args.device.split(","), args.threads):
         plugins.get().close()  # an open device keeps its number of threads
-        place = {"device": device, "threads": threads, "ctx": ctx}
-        with common.load(args, **place, parallel=max(args.b, default=1)) as model:
-            if model.runner.definition.architecture.pooled:
-                msg = f"{model.runner.definition.hparams.arch} is an encoder: it writes no text"
-                raise OptionError(msg, where=model.file.path)
+        with common.load(args, device=device, threads=threads, **room) as model:
+            model.open()  # refuses an encoder
             rows.extend(_measure(model, args))
     if args.json:
         common.show_json(rows)
     else:
-        common.show_table([COLUMNS, *map(_line, rows)])
-    return 0
+        common.show_table([COLUMNS, *([row.get(key, "") for key in COLUMNS] for row in rows)])
 
 
-def _measure(model: Model, args: argparse.Namespace) -> Iterator[Row]:
+def _measure(model: umbel.Model, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each test."""
     from statistics import fmean, stdev  # costs 50 ms, which no help should wait for
 
     target = model.runner.targets[0]
     threads = target.info.details.get("threads")
-    facts = {"device": common.device_name(target.device), "threads": threads, "runs": args.r}
+    facts = {"device": target.device.title, "threads": threads, "runs": args.r}
     tests = [(f"pp{args.p}", args.p, 0, 1), (f"tg{args.n}", 0, args.n, 1)]
     tests += [(f"pp{args.p}+tg{args.n} x{b}", args.p, args.n, b) for b in args.b]
     for name, p, n, b in tests:
@@ -92,7 +84,7 @@ def _measure(model: Model, args: argparse.Namespace) -> Iterator[Row]:
         yield row
 
 
-def _run(model: Model, p: int, n: int, b: int) -> tuple[float, float]:
+def _run(model: umbel.Model, p: int, n: int, b: int) -> tuple[float, float]:
     """Seconds until the first tokens were known, and for writing the others."""
     import numpy as np
 
@@ -118,8 +110,3 @@ def _run(model: Model, p: int, n: int, b: int) -> tuple[float, float]:
         return read - begin, written - read
 
     return model.engine.call(work)
-
-
-def _line(row: Row) -> Sequence[object]:
-    cells = [row.get(key, "") for key in COLUMNS]
-    return [f"{cell:.2f}" if isinstance(cell, float) else cell for cell in cells]

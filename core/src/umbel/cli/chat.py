@@ -8,27 +8,22 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import umbel
 from umbel.cli import common
 from umbel.errors import OptionError, UmbelError
-
-if TYPE_CHECKING:
-    from umbel.model import Model
-    from umbel.session import Session
 
 TALK = """/reset  forgets all            /save FILE  writes the conversation as JSON
 /quit   ends, as Ctrl-D does"""
 
 
-def add(commands: common.Commands) -> None:
-    parser = common.command(commands, run, "chat")
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=common.MODEL)
+def add(parser: common.Parser) -> None:
     common.add_answer(parser)
     common.add_load(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Talks with a model through its own chat template.
 
     Messages may also be piped in, one a line. Ctrl-C stops an answer; Ctrl-D or /quit ends the
@@ -37,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     settings = common.answer_settings(args)
     tty = all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
     with common.load(args) as model, model.open() as session:
-        talk = Talk(args, settings, model, session)
+        talk = Talk(args, settings, session)
         if tty:
             common.say(f"{model.file.path.name} on {model.devices[0]}; /help tells more")
             with contextlib.suppress(ImportError):
@@ -49,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
                 if not tty:
                     raise
                 common.say(f"umbel: error: {error}")
-    return 0
 
 
 def _read(tty: bool) -> str:
@@ -72,9 +66,10 @@ class Talk:
     """The messages so far, and the session that has most of them computed."""
 
     def __init__(
-        self, args: argparse.Namespace, settings: dict[str, Any], model: Model, session: Session
+        self, args: argparse.Namespace, settings: dict[str, Any], session: umbel.Session
     ) -> None:
-        self.args, self.settings, self.model, self.session = args, settings, model, session
+        self.args, self.settings, self.session = args, settings, session
+        self.model = session.model
         self.beginning = common.system_message(args)
         self.messages = self.beginning
 

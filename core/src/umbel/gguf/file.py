@@ -16,19 +16,20 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
 
 from umbel.errors import UmbelError, UnsupportedModelError
 from umbel.gguf.header import Header, TensorInfo, read_header, refuse
-from umbel.gguf.quants import DECODABLE
+from umbel.gguf.types import DECODABLE
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
-_PART = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 _PER_PART = ("split.", "general.alignment")  # keys that say something of their own part only
 
 
@@ -40,9 +41,11 @@ def open_file(path: str | os.PathLike[str]) -> GGUFFile:
     given = Path(path)
     data = _map(given)
     header = read_header(data, given)
-    paths = _locate(given, header)
-    if len(paths) == 1:
+    names = part_names(given.name)
+    _check_numbers(given, header, names.index(given.name), len(names))
+    if len(names) == 1:
         return GGUFFile(given, header, [data])
+    paths = [given.with_name(name) for name in names]
     maps = [_map(part) for part in paths]
     headers = [read_header(data, part) for data, part in zip(maps, paths, strict=True)]
     return GGUFFile(paths[0], _merge(paths, headers), maps)
@@ -59,15 +62,14 @@ def _map(path: Path) -> mmap.mmap:
         refuse("the file cannot be read, or is truncated to nothing", path, got=error)
 
 
-def _locate(path: Path, header: Header) -> list[Path]:
-    """The paths of all parts of the model that the file at `path` belongs to, in order."""
-    name = _PART.fullmatch(path.name)
-    part, count = (int(name["part"]) - 1, int(name["count"])) if name else (0, 1)
-    _check_numbers(path, header, part, count)
-    if name is None or count == 1:
-        return [path]
-    names = [f"{name['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
-    return [path.with_name(name) for name in names]
+def part_names(name: str) -> list[str]:
+    """All files of the split model that a file of this name belongs to; else the file alone."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    stem, count = match.groups()
+    names = [f"{stem}-{n:05}-of-{count}.gguf" for n in range(1, int(count) + 1)]
+    return names if name in names else [name]
 
 
 def _merge(paths: list[Path], headers: list[Header]) -> Header:
@@ -99,7 +101,7 @@ def _check_numbers(path: Path, header: Header, part: int, count: int) -> None:
         refuse(what, path, f"split.no {part}, split.count {count}", got, do)
 
 
-class GGUFFile:
+class GGUFFile(AbstractContextManager["GGUFFile"]):
     """An open model; use it as a context manager, or `close` it.
 
     `path` is the (first) file, `size` the bytes of all parts, `tensors` is in file order.
@@ -128,16 +130,16 @@ class GGUFFile:
         """The metadata value `key`, which must be of `kind`.
 
         It is required unless there is a default; a value of the wrong kind is an error even
-        then. `kind` is int, float (an int will do), bool, str, list, or a list of one of them
-        such as `list[str]`.
+        then. `kind` is int, float (an int will do), bool, str or list.
         """
-        expected = f"{key}: {kind if get_origin(kind) else kind.__name__}"
+        expected = f"{key}: {kind.__name__}"
         if key not in self.metadata:
             if default is _REQUIRED:
                 refuse(f"the metadata key {key!r} is missing", self.path, expected)
             return default
         value: Any = self.metadata[key]
-        if not _is_a(value, kind):
+        kinds = (int, float) if kind is float else (kind,)
+        if type(value) not in kinds:  # not isinstance: a bool is no number here
             what = f"the metadata key {key!r} has a wrong type"
             refuse(what, self.path, expected, f"{type(value).__name__} {value!r:.60}")
         return kind(value)  # type: ignore[call-arg]  # for a float this may be an int
@@ -169,17 +171,5 @@ class GGUFFile:
         # Not mmap.close: it refuses, rightly, while an array looks at the memory.
         self._maps = []
 
-    def __enter__(self) -> GGUFFile:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _is_a(value: object, kind: Any) -> bool:
-    if get_origin(kind) is list:
-        # The elements of an array are of one type: the first speaks for all.
-        return isinstance(value, list) and all(_is_a(v, get_args(kind)[0]) for v in value[:1])
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind  # not isinstance: a bool is no number here

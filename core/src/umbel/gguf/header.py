@@ -255,8 +255,7 @@ def _read_numbers(cursor: Cursor, kind: int, count: int) -> list[Value]:
     raw = cursor.take(count * _SMALLEST[kind])
     if kind == BOOL and (odd := raw.translate(None, b"\0\1")):
         cursor.fail("is not a bool", "the byte 0 or 1", odd[0])
-    numbers: list[Value] = np.frombuffer(raw, _NUMBERS[kind]).tolist()
-    return numbers
+    return np.frombuffer(raw, _NUMBERS[kind]).tolist()  # type: ignore[no-any-return]
 
 
 def _take_strings(cursor: Cursor, count: int) -> bytes:

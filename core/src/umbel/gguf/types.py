@@ -1,18 +1,21 @@
-"""The data types of tensors, named and numbered as GGUF does.
+"""The data types of tensors, named and numbered as GGUF does, and their values.
 
-The `gguf` package is the source of these numbers; importing it costs a quarter of a second, so
-they stand here as a table and a test holds the table against the package.
+A raw array is what `GGUFFile.array` gives: typed where NumPy knows the type, else byte rows.
+
+The `gguf` package is the source of the numbers and does the work. Importing all of it may cost
+a quarter of a second, so at first only its module of constants is loaded: a hundredth. A type
+that it cannot decode or write, or that a newer one adds, is refused by name, never guessed.
 """
 
-from __future__ import annotations
-
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import attrs
 import numpy as np
 from attrs.converters import optional
 
-from umbel.errors import GraphError
+from umbel.errors import GraphError, ModelFormatError, UnsupportedModelError
 
 
 @attrs.frozen
@@ -41,44 +44,81 @@ class DType:
         return self.name
 
 
-_TABLE: dict[str, tuple[Any, ...]] = {  # number, values per block, bytes per block, NumPy
-    "f32": (0, 1, 4, "<f4"),
-    "f16": (1, 1, 2, "<f2"),
-    "q4_0": (2, 32, 18),
-    "q4_1": (3, 32, 20),
-    "q5_0": (6, 32, 22),
-    "q5_1": (7, 32, 24),
-    "q8_0": (8, 32, 34),
-    "q8_1": (9, 32, 40),
-    "q2_k": (10, 256, 84),
-    "q3_k": (11, 256, 110),
-    "q4_k": (12, 256, 144),
-    "q5_k": (13, 256, 176),
-    "q6_k": (14, 256, 210),
-    "q8_k": (15, 256, 292),
-    "iq2_xxs": (16, 256, 66),
-    "iq2_xs": (17, 256, 74),
-    "iq3_xxs": (18, 256, 98),
-    "iq1_s": (19, 256, 50),
-    "iq4_nl": (20, 32, 18),
-    "iq3_s": (21, 256, 110),
-    "iq2_s": (22, 256, 82),
-    "iq4_xs": (23, 256, 136),
-    "i8": (24, 1, 1, "i1"),
-    "i16": (25, 1, 2, "<i2"),
-    "i32": (26, 1, 4, "<i4"),
-    "i64": (27, 1, 8, "<i8"),
-    "f64": (28, 1, 8, "<f8"),
-    "iq1_m": (29, 256, 56),
-    "bf16": (30, 1, 2),
-    "tq1_0": (34, 256, 54),
-    "tq2_0": (35, 256, 66),
-    "mxfp4": (39, 32, 17),
-    "nvfp4": (40, 64, 36),
-    "q1_0": (41, 128, 18),
-}
-BY_NAME = {name: DType(name, *row) for name, row in _TABLE.items()}
+def _constants() -> Any:
+    """The package's module of constants, without the package."""
+    package: Any = find_spec("gguf")
+    spec: Any = PathFinder.find_spec("gguf.constants", package.submodule_search_locations)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_NUMPY = {"f16": "<f2", "f32": "<f4", "f64": "<f8"}
+_NUMPY |= {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8"}
+
+BY_NAME: dict[str, DType] = {}
+for _kind, (_block, _bytes) in _constants().GGML_QUANT_SIZES.items():
+    _name = _kind.name.lower()
+    BY_NAME[_name] = DType(_name, int(_kind), _block, _bytes, _NUMPY.get(_name))
 BY_NUMBER = {dtype.number: dtype for dtype in BY_NAME.values()}
 
 F32, F16, BF16, I32 = BY_NAME["f32"], BY_NAME["f16"], BY_NAME["bf16"], BY_NAME["i32"]
 Q8_0 = BY_NAME["q8_0"]
+
+# Every gguf that we take decodes all up to nvfp4; q8_1 and q8_k only occur inside kernels.
+_KNOWN = {d.name for d in BY_NAME.values() if d.number <= BY_NAME["nvfp4"].number}
+DECODABLE = _KNOWN - {"q8_1", "q8_k"}
+_CHECKED_AT_ONCE = 1 << 18  # values; decoding them takes some ten times their bytes
+
+
+def dequantise(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    """The values of a raw array as float32, with the same leading axes."""
+    if dtype.name not in DECODABLE:
+        msg = f"nothing here can decode the type {dtype.name}"
+        raise UnsupportedModelError(msg, expected=", ".join(sorted(DECODABLE)), got=dtype.name)
+    # What is not finite stays so without a warning: `check` and the sampler tell.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype.numpy is not None:
+            return raw.astype(np.float32, copy=False)
+        if dtype.name == "bf16":  # the package needs three times as long
+            bits = np.ascontiguousarray(raw).view("<u2").astype(np.uint32)
+            bits <<= 16
+            return bits.view(np.float32)
+        if not raw.size:
+            row = raw.shape[-1] // dtype.block_bytes * dtype.block
+            return np.empty((*raw.shape[:-1], row), np.float32)
+        from gguf import GGMLQuantizationType, quants  # costs a quarter of a second
+
+        return np.asarray(quants.dequantize(raw, GGMLQuantizationType(dtype.number)))
+
+
+def quantise(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """float32 values as the raw array of a type that can be written; rows are the last axis."""
+    from gguf import GGMLQuantizationType, quants
+
+    with np.errstate(all="ignore"):
+        try:
+            return np.asarray(quants.quantize(values, GGMLQuantizationType(dtype.number)))
+        except NotImplementedError as error:
+            msg, do = f"nothing here can write the type {dtype.name}", "take f16, bf16 or q8_0"
+            raise UnsupportedModelError(msg, got=dtype.name, do=do) from error
+
+
+def check(name: str, raw: np.ndarray, dtype: DType, where: object = None) -> None:
+    """Raise `ModelFormatError`, naming tensor and block, where a value is not finite.
+
+    Blocks are counted through the whole tensor; where values are stored singly each is a block.
+    The tensor is decoded in pieces, so that a large one needs little memory.
+    """
+    flat = np.ascontiguousarray(raw).reshape(-1)
+    unit = 1 if dtype.numpy is not None else dtype.block_bytes
+    step = _CHECKED_AT_ONCE // dtype.block
+    for start in range(0, flat.size // unit, step):
+        values = dequantise(flat[start * unit : (start + step) * unit], dtype)
+        good = np.isfinite(values).reshape(-1, dtype.block).all(axis=1)
+        if not good.all():
+            bad = start + int(good.argmin())
+            msg = f"the tensor {name!r} holds a value that is not finite"
+            got = f"block {bad} (values from {bad * dtype.block} on, {dtype.name})"
+            do = "fetch the file again, or convert the model again"
+            raise ModelFormatError(msg, where=where, expected="finite values", got=got, do=do)

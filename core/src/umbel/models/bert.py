@@ -4,22 +4,21 @@
 hidden state of every token. All tokens are of the first type ("sentence A").
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from umbel.graph import Tensor
-from umbel.models.builder import Architecture, ModelBuilder
-from umbel.models.hparams import Meta
+from umbel.models.builder import ModelBuilder
 from umbel.models.layers import plain_feed_forward, qkv
 
+POOLED = True  # the result is the hidden states of all rows, no logits
 
-def build(b: ModelBuilder, meta: Meta) -> Tensor:
+
+def build(b: ModelBuilder) -> Tensor:
     hp = b.hparams
-    types = meta.file.get("tokenizer.ggml.token_type_count", int, 2)
+    types = b.file.get("tokenizer.ggml.token_type_count", int, 2)
     first = b.const(np.zeros(1, np.int32), "token_type")
     x = b.add(b.embed(), b.embed_positions())
-    x = b.add(x, b.get_rows(b.weight("token_types", (types, hp.n_embd)), first))
+    x = b.add(x, b.lookup("token_types", types, first))
     x = b.norm_layer(x, "token_embd_norm")
     for i in range(hp.n_layer):
         q, k, v = qkv(b, i, x)
@@ -29,6 +28,3 @@ def build(b: ModelBuilder, meta: Meta) -> Tensor:
         x = b.add(x, plain_feed_forward(b, i, x, "gelu_erf"))
         x = b.norm_layer(x, f"blk.{i}.layer_output_norm")
     return x
-
-
-ARCHITECTURE = Architecture("bert", build, pooled=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from umbel.errors import ModelFormatError
+from umbel.errors import ModelFormatError, UnsupportedModelError
 from umbel.gguf import GGUFFile
 from umbel.gguf.types import F32, I32, DType
-from umbel.graph import Builder, Operation, Role, Shape, Tensor
-from umbel.models.hparams import Hparams, Meta, Rope
+from umbel.graph import Builder, Graph, Operation, Role, Shape, Tensor
+from umbel.models.hparams import Hparams, Meta, Rope, read_hparams
 
 
 @attrs.frozen
@@ -23,7 +23,7 @@ class Architecture:
     """A name from `general.architecture` and the function that writes the graph."""
 
     name: str
-    build: Callable[[ModelBuilder, Meta], Tensor]
+    build: Callable[[ModelBuilder], Tensor]
     pooled: bool = False  # the result is hidden states (all rows), not logits
 
 
@@ -61,21 +61,55 @@ class CacheRope:
     heads: int
 
 
+@attrs.frozen(eq=False)
+class ModelGraph:
+    """The graph of one step; its first output is logits (rows, n_vocab), or of an encoder
+    hidden states (N, n_embd), the others are writes to state."""
+
+    graph: Graph
+    cache_ropes: tuple[CacheRope, ...]
+
+
+@attrs.frozen(eq=False)
+class ModelDefinition:
+    """A file whose architecture is known: makes graphs for steps of any shape."""
+
+    file: GGUFFile
+    architecture: Architecture
+    ops: Mapping[str, Operation]
+    hparams: Hparams = attrs.field(init=False)
+
+    @hparams.default
+    def _read(self) -> Hparams:
+        meta, causal = Meta(self.file), not self.architecture.pooled
+        stated = meta.get("attention.causal", bool, causal)
+        if stated is not causal:
+            msg = f"this {meta.arch} is of a kind that is not supported"
+            where, expected = self.file.path, f"{meta.arch}.attention.causal {causal}"
+            raise UnsupportedModelError(msg, where=where, expected=expected, got=stated)
+        return read_hparams(meta)
+
+    def check_vocabulary(self, n: int) -> None:
+        """Every token has its row in the embedding, and every row is a token."""
+        if n != self.hparams.n_vocab:
+            msg = "the vocabulary and the token embedding are of different sizes"
+            got = self.hparams.n_vocab
+            raise ModelFormatError(msg, where=self.file.path, expected=n, got=got)
+
+    def graph(self, step: StepShape, state: StateShape) -> ModelGraph:
+        """The graph of one step; missing or misshapen tensors are a `ModelFormatError`."""
+        builder = ModelBuilder(self, step, state)
+        graph = builder.graph([self.architecture.build(builder), *builder.effects])
+        return ModelGraph(graph, tuple(builder.cache_ropes))
+
+
 class ModelBuilder(Builder):
     """A `Builder` that knows one file's tensors and one step's shape."""
 
-    def __init__(
-        self,
-        ops: Mapping[str, Operation],
-        file: GGUFFile,
-        hparams: Hparams,
-        step: StepShape,
-        state: StateShape,
-    ) -> None:
-        super().__init__(ops)
-        self.tensors = file.tensors
-        self.where = str(file.path)
-        self.hparams = hparams
+    def __init__(self, model: ModelDefinition, step: StepShape, state: StateShape) -> None:
+        super().__init__(model.ops)
+        self.file = model.file
+        self.hparams = model.hparams
         self.step = step
         self.state = state
         self.effects: list[Tensor] = []  # writes to state, outputs of the graph
@@ -86,16 +120,16 @@ class ModelBuilder(Builder):
     def weight(self, stem: str, shape: Shape, suffix: str = ".weight") -> Tensor:
         """The tensor `stem.weight` of the file, which must have this shape."""
         name = stem + suffix
-        info = self.tensors.get(name)
+        info = self.file.tensors.get(name)
         if info is None or info.shape != shape:
             msg = f"tensor {name!r} is {'missing' if info is None else 'of another shape'}"
             got = None if info is None else list(info.shape)
-            raise ModelFormatError(msg, where=self.where, expected=list(shape), got=got)
+            raise ModelFormatError(msg, where=self.file.path, expected=list(shape), got=got)
         return self.leaf(Role.WEIGHT, name, info.shape, info.dtype)
 
     def maybe(self, stem: str, shape: Shape, suffix: str = ".weight") -> Tensor | None:
         """The same, or None when the file has no such tensor."""
-        return self.weight(stem, shape, suffix) if stem + suffix in self.tensors else None
+        return self.weight(stem, shape, suffix) if stem + suffix in self.file.tensors else None
 
     def linear(self, x: Tensor, stem: str, n_out: int) -> Tensor:
         """x W^T, plus the bias when the file has one: (n, in) -> (n, n_out)."""
@@ -196,22 +230,23 @@ class ModelBuilder(Builder):
         return self.leaf(Role.STATE, name, (self.state.slots, size), F32)
 
     def write_state(self, state: Tensor, new: Tensor) -> None:
-        """The step's new states (sequences, size) go to `state_out`."""
-        self.effects.append(self.set_rows(state, new, self.given("state_out")))
+        """The step's new states, those of a sequence after the other, go to `state_out`."""
+        rows = self.reshape(new, shape=(self.step.sequences, state.shape[1]))
+        self.effects.append(self.set_rows(state, rows, self.given("state_out")))
 
     # the ends of the graph
 
     def embed(self) -> Tensor:
         """The embeddings of the step's tokens: (N, n_embd)."""
-        hp = self.hparams
-        table = self.weight("token_embd", (hp.n_vocab, hp.n_embd))
-        return self.get_rows(table, self.given("tokens"))
+        return self.lookup("token_embd", self.hparams.n_vocab, self.given("tokens"))
 
     def embed_positions(self) -> Tensor:
         """The learned embeddings of the step's positions: (N, n_embd)."""
-        hp = self.hparams
-        table = self.weight("position_embd", (hp.n_ctx_train, hp.n_embd))
-        return self.get_rows(table, self.given("positions"))
+        return self.lookup("position_embd", self.hparams.n_ctx_train, self.given("positions"))
+
+    def lookup(self, stem: str, n: int, ids: Tensor) -> Tensor:
+        """Rows of a table of the file, which has n of them: (N, n_embd)."""
+        return self.get_rows(self.weight(stem, (n, self.hparams.n_embd)), ids)
 
     def asked(self, x: Tensor) -> Tensor:
         """The rows whose logits are wanted: (N, n_embd) -> (rows, n_embd)."""
@@ -219,5 +254,5 @@ class ModelBuilder(Builder):
 
     def logits(self, x: Tensor) -> Tensor:
         """The output head, tied to the embedding when the file has none of its own."""
-        stem = "output" if "output.weight" in self.tensors else "token_embd"
+        stem = "output" if "output.weight" in self.file.tensors else "token_embd"
         return self.linear(x, stem, self.hparams.n_vocab)

@@ -5,17 +5,16 @@ attention, the residuals and the logits.
 false stands for a model without positions.
 """
 
-from __future__ import annotations
-
 from umbel.graph import Tensor
-from umbel.models.builder import Architecture, ModelBuilder
-from umbel.models.hparams import Meta, read_rope
+from umbel.models.builder import ModelBuilder
+from umbel.models.hparams import read_rope
 from umbel.models.layers import attention, feed_forward
 
 
-def build(b: ModelBuilder, meta: Meta) -> Tensor:
+def build(b: ModelBuilder) -> Tensor:
+    meta = b.hparams.meta
     positions = meta.get("rope.scaling.finetuned", bool, True)
-    rope = read_rope(meta, b.hparams, "norm") if positions else None
+    rope = read_rope(b.hparams, "norm") if positions else None
     residual = meta.get("residual_scale", float, 1.0)
     divisor = meta.get("logit_scale", float)
     if not divisor:
@@ -28,6 +27,3 @@ def build(b: ModelBuilder, meta: Meta) -> Tensor:
         x = b.add(x, b.scale(h, s=residual))
     y = b.logits(b.norm_rms(b.asked(x), "output_norm"))
     return b.scale(y, s=1.0 / divisor)
-
-
-ARCHITECTURE = Architecture("granite", build)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Hparams:
     """Sizes and constants of one model; per-layer values are tuples of `n_layer`."""
 
-    arch: str
+    meta: Meta  # where an architecture finds what it alone has
     n_layer: int
     n_embd: int
     n_vocab: int
@@ -35,7 +35,6 @@ class Hparams:
     scale: float  # of the attention's scores
     eps: float
     window: int  # sliding window in tokens; 0 = none
-    causal: bool
     learned_positions: bool  # there is no position past n_ctx_train, and no shift
 
 
@@ -91,7 +90,7 @@ def read_hparams(meta: Meta) -> Hparams:
     head_dim_k = meta.count("attention.key_length", head_dim)
     eps = meta.get("attention.layer_norm_epsilon", float, 1e-5)
     return Hparams(
-        arch=meta.arch,
+        meta=meta,
         n_layer=n_layer,
         n_embd=n_embd,
         n_vocab=embd.shape[0],
@@ -104,34 +103,37 @@ def read_hparams(meta: Meta) -> Hparams:
         scale=meta.get("attention.scale", float, max(1, head_dim_k) ** -0.5),
         eps=meta.get("attention.layer_norm_rms_epsilon", float, eps),
         window=meta.count("attention.sliding_window", 0),
-        causal=meta.get("attention.causal", bool, True),
         learned_positions="position_embd.weight" in meta.file.tensors,
     )
 
 
-def read_windows(meta: Meta, hparams: Hparams, period: int) -> tuple[int, ...]:
-    """The sliding window of each layer, 0 where it sees everything.
+def read_windows(
+    hparams: Hparams, wide: Rope, *, period: int, freq_base: float
+) -> list[tuple[int, Rope]]:
+    """The sliding window of each layer, 0 where it sees everything, and how its keys turn.
 
     The file says which layers have one, or after how many layers one sees everything (0: none
-    does); `period` is the architecture's own.
+    does); `period` is the architecture's own. A layer without a window turns as `wide`
+    says; those with one by a frequency base of their own (in the file, or `freq_base`), and are
+    never scaled.
     """
-    key, n = "attention.sliding_window_pattern", hparams.n_layer
+    key, meta, n = "attention.sliding_window_pattern", hparams.meta, hparams.n_layer
     if isinstance(meta.file.metadata.get(f"{meta.arch}.{key}"), list):
-        local = meta.per_layer(key, (0,) * n)
+        windowed = meta.per_layer(key, (0,) * n)
     else:
         period = meta.count(key, period)
-        local = tuple((i + 1) % period if period else 1 for i in range(n))
-    return tuple(hparams.window if has else 0 for has in local)
+        windowed = tuple((i + 1) % period if period else 1 for i in range(n))
+    local = Rope(wide.n_dims, wide.mode, meta.get("rope.freq_base_swa", float, freq_base))
+    return [(hparams.window, local) if has else (0, wide) for has in windowed]
 
 
-def read_rope(meta: Meta, hparams: Hparams, mode: str) -> Rope:
+def read_rope(hparams: Hparams, mode: str) -> Rope:
     """The rotary embedding with the scaling that the file asks for."""
+    meta = hparams.meta
     kind = meta.get("rope.scaling.type", str, "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
-        msg = f"rope scaling {kind!r} is not known"
-        raise UnsupportedModelError(
-            msg, where=meta.file.path, expected="none, linear, yarn or longrope", got=kind
-        )
+        msg, known = f"rope scaling {kind!r} is not known", "none, linear, yarn or longrope"
+        raise UnsupportedModelError(msg, where=meta.file.path, expected=known, got=kind)
     old_factor = meta.get("rope.scale_linear", float, 0.0)  # from before rope.scaling.*
     factor = meta.get("rope.scaling.factor", float, old_factor) or 1.0
     if not 0.0 < factor < math.inf:

@@ -1,7 +1,5 @@
-"""The pieces that architectures share: attention with a cache, feed-forward, experts, and the
-convolution and scan of recurrent layers."""
-
-from __future__ import annotations
+"""The pieces that architectures share: the blocks of most decoders, attention with a cache,
+feed-forward, experts, and the convolution and scan of recurrent layers."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -9,8 +7,26 @@ from functools import reduce
 from umbel.errors import ModelFormatError
 from umbel.graph import Tensor
 from umbel.models.builder import ModelBuilder
-from umbel.models.hparams import Meta, Rope
+from umbel.models.hparams import Rope
 from umbel.ops.shape import contiguous_copy
+
+Block = Callable[[ModelBuilder, int, Tensor], Tensor]  # layer i: (N, n_embd) -> (N, n_embd)
+
+
+def decoder(
+    b: ModelBuilder, mix: Block, feed: Block | None = None, *, last: str = "output_norm"
+) -> Tensor:
+    """The logits of pre-norm layers: each block adds to x what it makes of x, normed.
+
+    `mix` moves values between tokens, `feed` is for each token alone; `last` names the norm
+    after all layers.
+    """
+    x = b.embed()
+    for i in range(b.hparams.n_layer):
+        x = b.add(x, mix(b, i, b.norm_rms(x, f"blk.{i}.attn_norm")))
+        if feed is not None:
+            x = b.add(x, feed(b, i, b.norm_rms(x, f"blk.{i}.ffn_norm")))
+    return b.logits(b.norm_rms(b.asked(x), last))
 
 
 def attention(
@@ -46,9 +62,9 @@ def qkv(b: ModelBuilder, i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not n_kv or not n or n % n_kv:
         msg = "the heads of the attention do not fit together"
         expected = "attention.head_count a multiple of attention.head_count_kv"
-        raise ModelFormatError(msg, where=b.where, expected=expected, got=f"{n} and {n_kv}")
+        raise ModelFormatError(msg, where=b.file.path, expected=expected, got=f"{n} and {n_kv}")
     sizes = (n * hp.head_dim_k, n_kv * hp.head_dim_k, n_kv * hp.head_dim_v)
-    if p + "attn_qkv.weight" in b.tensors:
+    if p + "attn_qkv.weight" in b.file.tensors:
         q, k, v = split(b, b.linear(x, p + "attn_qkv", sum(sizes)), *sizes)
     else:
         named = zip("qkv", sizes, strict=True)
@@ -77,7 +93,7 @@ def feed_forward(b: ModelBuilder, i: int, x: Tensor, glu: str = "swiglu") -> Ten
     A file may hold gate and up as one matrix, `ffn_up`.
     """
     p, n_ff = f"blk.{i}.", b.hparams.n_ff[i]
-    if p + "ffn_gate.weight" in b.tensors:
+    if p + "ffn_gate.weight" in b.file.tensors:
         gate, up = b.linear(x, p + "ffn_gate", n_ff), b.linear(x, p + "ffn_up", n_ff)
     else:
         gate, up = split(b, b.linear(x, p + "ffn_up", 2 * n_ff), n_ff, n_ff)
@@ -90,13 +106,13 @@ def plain_feed_forward(b: ModelBuilder, i: int, x: Tensor, activation: str) -> T
     return b.linear(b.apply(b.ops[activation], up), f"blk.{i}.ffn_down", b.hparams.n_embd)
 
 
-def experts(b: ModelBuilder, i: int, x: Tensor, meta: Meta) -> Tensor:
+def experts(b: ModelBuilder, i: int, x: Tensor) -> Tensor:
     """A mixture of experts (arXiv 1701.06538): (N, n_embd) -> (N, n_embd)
 
     The router's softmax is over all experts; the `used` best ones of each token are computed
     and weighted by it, normalised to a sum of one.
     """
-    p = f"blk.{i}."
+    p, meta = f"blk.{i}.", b.hparams.meta
     count, used = meta.count("expert_count"), meta.count("expert_used_count", least=1)
     if used > count:
         meta.refuse("expert_used_count", f"at most expert_count ({count})", used)
@@ -104,11 +120,10 @@ def experts(b: ModelBuilder, i: int, x: Tensor, meta: Meta) -> Tensor:
     n_ff = meta.count("expert_feed_forward_length", b.hparams.n_ff[i])
     probs = b.soft_max(b.linear(x, p + "ffn_gate_inp", count))  # (N, count)
     ids = b.top_k(probs, k=used)  # (N, used)
-    weights = b.get_rows(b.reshape(probs, shape=(n, count, 1)), ids)
-    weights = b.reshape(weights, shape=(n, used))
+    weights = b.get_rows(b.reshape(probs, shape=(n, count, 1)), ids)  # (N, used, 1)
     if meta.get("expert_weights_norm", bool, True):
-        weights = b.div(weights, b.sum_rows(weights))
-    weights = b.reshape(weights, shape=(n, used, 1))
+        total = b.sum_rows(b.reshape(weights, shape=(n, used)))
+        weights = b.div(weights, b.reshape(total, shape=(n, 1, 1)))
     x = b.reshape(x, shape=(n, 1, n_embd))
     gate = b.mul_mat_id(b.weight(p + "ffn_gate_exps", (count, n_ff, n_embd)), x, ids)
     up = b.mul_mat_id(b.weight(p + "ffn_up_exps", (count, n_ff, n_embd)), x, ids)
@@ -128,8 +143,7 @@ def convolve(b: ModelBuilder, i: int, x: Tensor, stem: str, width: int) -> Tenso
     old = b.reshape(b.get_rows(state, b.given("state_in")), shape=(s, c, before))
     new = contiguous_copy(b, b.permute(b.sequences(x), axes=(0, 2, 1)))
     inputs = b.concat(old, new, axis=2)  # (S, C, before + T)
-    last = b.cont(b.view(inputs, axis=2, start=t, stop=t + before))
-    b.write_state(state, b.reshape(last, shape=(s, c * before)))
+    b.write_state(state, b.cont(b.view(inputs, axis=2, start=t, stop=t + before)))
     y = b.reshape(b.ssm_conv(inputs, b.weight(stem, (c, width))), shape=x.shape)
     bias = b.maybe(stem, (c,), ".bias")
     return y if bias is None else b.add(y, bias)
@@ -142,12 +156,10 @@ def scan(
 
     B and C are (N, groups, n); the state of a sequence is (H, P, n).
     """
-    (_, h, p), n, s = x.shape, b_in.shape[2], b.step.sequences
-    size = h * p * n
-    state = b.recurrent(f"ssm.{i}", size)
+    (_, h, p), n = x.shape, b_in.shape[2]
+    state = b.recurrent(f"ssm.{i}", h * p * n)
     slots = b.reshape(state, shape=(b.state.slots, h, p, n))
     x, dt, b_in, c_out = map(b.sequences, (x, dt, b_in, c_out))
     y = b.ssm_scan(slots, x, dt, a, b_in, c_out, b.given("state_in"))  # the result, the states
-    new = b.view(y, axis=0, start=x.size, stop=x.size + s * size)
-    b.write_state(state, b.reshape(new, shape=(s, size)))
+    b.write_state(state, b.view(y, axis=0, start=x.size, stop=y.size))
     return b.reshape(b.view(y, axis=0, start=0, stop=x.size), shape=(b.step.n, h, p))

@@ -5,23 +5,16 @@ Foundation Language Models" (arXiv 2302.13971). Llama 3.1's long context comes a
 factors in the tensor `rope_freqs.weight`.
 """
 
-from __future__ import annotations
+from functools import partial
 
 from umbel.graph import Tensor
-from umbel.models.builder import Architecture, ModelBuilder
-from umbel.models.hparams import Meta, read_rope
-from umbel.models.layers import attention, experts, feed_forward
+from umbel.models.builder import ModelBuilder
+from umbel.models.hparams import read_rope
+from umbel.models.layers import attention, decoder, experts, feed_forward
 
 
-def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    rope = read_rope(meta, b.hparams, "norm")
-    x = b.embed()
-    for i in range(b.hparams.n_layer):
-        x = b.add(x, attention(b, i, b.norm_rms(x, f"blk.{i}.attn_norm"), rope))
-        h = b.norm_rms(x, f"blk.{i}.ffn_norm")
-        mixture = f"blk.{i}.ffn_gate_inp.weight" in b.tensors
-        x = b.add(x, experts(b, i, h, meta) if mixture else feed_forward(b, i, h))
-    return b.logits(b.norm_rms(b.asked(x), "output_norm"))
-
-
-ARCHITECTURE = Architecture("llama", build)
+def build(b: ModelBuilder) -> Tensor:
+    rope = read_rope(b.hparams, "norm")
+    mixture = b.hparams.meta.count("expert_count", 0) > 0
+    feed = experts if mixture else feed_forward
+    return decoder(b, partial(attention, rope=rope), feed)

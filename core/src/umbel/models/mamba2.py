@@ -3,23 +3,18 @@
 "Transformers are SSMs" (arXiv 2405.21060).
 """
 
-from __future__ import annotations
-
 from umbel.graph import Tensor
-from umbel.models.builder import Architecture, ModelBuilder
-from umbel.models.hparams import Meta
-from umbel.models.layers import convolve, heads, scan, split
+from umbel.models.builder import ModelBuilder
+from umbel.models.layers import convolve, decoder, heads, scan, split
 
 
-def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    x = b.embed()
-    for i in range(b.hparams.n_layer):
-        x = b.add(x, _mixer(b, i, b.norm_rms(x, f"blk.{i}.attn_norm"), meta))
-    return b.logits(b.norm_rms(b.asked(x), "output_norm"))
+def build(b: ModelBuilder) -> Tensor:
+    return decoder(b, _mixer)
 
 
-def _mixer(b: ModelBuilder, i: int, x: Tensor, meta: Meta) -> Tensor:
-    p, inner = f"blk.{i}.", meta.count("ssm.inner_size", least=1)
+def _mixer(b: ModelBuilder, i: int, x: Tensor) -> Tensor:
+    p, meta = f"blk.{i}.", b.hparams.meta
+    inner = meta.count("ssm.inner_size", least=1)
     width = meta.count("ssm.conv_kernel", least=1)
     n_head, size = meta.count("ssm.time_step_rank", least=1), meta.count("ssm.state_size")
     groups = meta.count("ssm.group_count", 1, least=1)
@@ -37,6 +32,3 @@ def _mixer(b: ModelBuilder, i: int, x: Tensor, meta: Meta) -> Tensor:
     norm = b.weight(p + "ssm_norm", (groups, inner // groups))
     y = b.reshape(b.rms_norm(y, norm, eps=b.hparams.eps), shape=z.shape)
     return b.linear(y, p + "ssm_out", b.hparams.n_embd)
-
-
-ARCHITECTURE = Architecture("mamba2", build)

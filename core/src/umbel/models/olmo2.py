@@ -4,22 +4,18 @@
 whose positions are never scaled.
 """
 
-from __future__ import annotations
-
 from umbel.graph import Tensor
-from umbel.models.builder import Architecture, ModelBuilder
-from umbel.models.hparams import Meta, Rope, read_rope, read_windows
+from umbel.models.builder import ModelBuilder
+from umbel.models.hparams import read_rope, read_windows
 from umbel.models.layers import attention, feed_forward, heads
 
-PERIOD = 4
 
-
-def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    wide = read_rope(meta, b.hparams, "neox")
-    local = Rope(wide.n_dims, "neox", meta.get("rope.freq_base_swa", float, wide.freq_base))
+def build(b: ModelBuilder) -> Tensor:
+    wide = read_rope(b.hparams, "neox")
+    layers = read_windows(b.hparams, wide, period=4, freq_base=wide.freq_base)
     x = b.embed()
-    for i, window in enumerate(read_windows(meta, b.hparams, PERIOD)):
-        p, rope = f"blk.{i}.", local if window else wide
+    for i, (window, rope) in enumerate(layers):
+        p = f"blk.{i}."
         h = attention(b, i, x, rope, window=window, norm=_norm_all)
         x = b.add(x, b.norm_rms(h, p + "post_attention_norm"))
         x = b.add(x, b.norm_rms(feed_forward(b, i, x), p + "post_ffw_norm"))
@@ -30,6 +26,3 @@ def _norm_all(b: ModelBuilder, x: Tensor, stem: str) -> Tensor:
     """rms_norm of (N, H, hd) over all heads of a token at once."""
     n, h, hd = x.shape
     return heads(b, b.norm_rms(b.reshape(x, shape=(n, h * hd)), stem), h)
-
-
-ARCHITECTURE = Architecture("olmo2", build)

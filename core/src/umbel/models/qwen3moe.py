@@ -4,22 +4,15 @@ feed-forwards.
 "Qwen3 Technical Report" (arXiv 2505.09388).
 """
 
-from __future__ import annotations
+from functools import partial
 
 from umbel.graph import Tensor
-from umbel.models.builder import Architecture, ModelBuilder
-from umbel.models.hparams import Meta, read_rope
-from umbel.models.layers import attention, experts
+from umbel.models.builder import ModelBuilder
+from umbel.models.hparams import read_rope
+from umbel.models.layers import attention, decoder, experts
 
 
-def build(b: ModelBuilder, meta: Meta) -> Tensor:
-    rope = read_rope(meta, b.hparams, "neox")
-    x = b.embed()
-    for i in range(b.hparams.n_layer):
-        h = b.norm_rms(x, f"blk.{i}.attn_norm")
-        x = b.add(x, attention(b, i, h, rope, norm=ModelBuilder.norm_rms))
-        x = b.add(x, experts(b, i, b.norm_rms(x, f"blk.{i}.ffn_norm"), meta))
-    return b.logits(b.norm_rms(b.asked(x), "output_norm"))
-
-
-ARCHITECTURE = Architecture("qwen3moe", build)
+def build(b: ModelBuilder) -> Tensor:
+    rope = read_rope(b.hparams, "neox")
+    mix = partial(attention, rope=rope, norm=ModelBuilder.norm_rms)
+    return decoder(b, mix, experts)

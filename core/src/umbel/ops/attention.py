@@ -5,8 +5,6 @@ for values), Hkv of them in the cache. A mask value of `MASKED` (anything up to 
 hides a position: its weight is exactly zero, and where all are hidden the result is zero.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import attrs
@@ -15,7 +13,7 @@ import numpy as np
 from umbel.gguf.types import F16, DType
 from umbel.graph import MASKED, Builder, Operation, RowsForm, Spec, Tensor
 from umbel.ops.rows import get_rows, mul_mat, set_rows
-from umbel.ops.rules import Array, divides, fit, need
+from umbel.ops.rules import Array, divides, fit, like_first, need
 from umbel.ops.shape import contiguous_copy
 
 _FLASH = (
@@ -38,19 +36,15 @@ class Attention:
     logit_softcap: float = 0.0  # 0 = none
 
 
-def _infer_soft_max(
-    x: Tensor, *mask: Tensor, scale: float = 1.0, max_bias: float = 0.0
-) -> Spec:
-    fit("soft_max", "x (..., L) float, mask? (broadcasts)", x, *mask)
+def _infer_soft_max(x: Tensor, *mask: Tensor, max_bias: float = 0.0) -> Spec:
     alibi = max_bias == 0 or (len(x.shape) >= 3 and bool(mask))
     need(alibi, "soft_max", "x (..., heads, n, L) and a mask for max_bias", x)
-    return Spec(x.shape, x.dtype)
+    return like_first("soft_max", "x (..., L) float, mask? (broadcasts)", x, *mask)
 
 
 def _infer_flash_attn_ext(*inputs: Tensor, **attributes: Any) -> Spec:
-    n = fit("flash_attn_ext", _FLASH, *inputs)
-    masked = len(inputs) > 3 or not Attention(**attributes).max_bias
-    fits = masked and divides(n["Hkv"], n["H"])
+    how, n = Attention(**attributes), fit("flash_attn_ext", _FLASH, *inputs)
+    fits = divides(n["Hkv"], n["H"]) and (len(inputs) > 3 or not how.max_bias)
     need(fits, "flash_attn_ext", "H a multiple of Hkv, and a mask for max_bias", *inputs)
     return Spec((n["S"], n["T"], n["H"], n["hv"]), inputs[0].dtype)
 
@@ -89,8 +83,8 @@ def _weights(
     return scores
 
 
-def soft_max(x: Array, *mask: Array, scale: float = 1.0, max_bias: float = 0.0) -> Array:
-    return _weights(x * np.float32(scale), max_bias, *mask)
+def soft_max(x: Array, *mask: Array, max_bias: float = 0.0) -> Array:
+    return _weights(x.copy(), max_bias, *mask)
 
 
 def flash_attn_ext(

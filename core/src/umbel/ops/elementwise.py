@@ -5,18 +5,15 @@ unit is activation(gate) * up (Shazeer 2020, arXiv 2002.05202). Infinities on th
 whoever calls a reference does so under `np.errstate(all="ignore")`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
-from umbel.gguf.quants import dequantise, quantise
-from umbel.gguf.types import BY_NAME, F32, DType
+from umbel.gguf.types import BY_NAME, DType, dequantise, quantise
 from umbel.graph import Builder, Operation, Spec, Tensor
-from umbel.ops.rules import Array, fit, is_a, need
+from umbel.ops.rules import Array, like_first, need
 
 _GELU = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -30,32 +27,19 @@ _NORMAL_LOGIT = (2.22526526e-6, -6.09344281e-5, -2.50952247e-4, 0.0729398613, 1.
 # the same of the approximation by tanh: (1 + tanh y) / 2 is sigmoid(2 y)
 _TANH_LOGIT = (2 * _GELU * _CUBIC, 2 * _GELU)
 
+# erfc(x) exp(x * x) / t in t = 1 / (1 + 0.3275911 x) (Abramowitz and Stegun 7.1.26, 1.5e-7)
+_ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
 _Decompose = Callable[[Builder, Tensor, DType], Tensor]
 
 
-def _infer_unary(name: str, x: Tensor) -> Spec:
-    fit(name, "x (...)", x)
-    return Spec(x.shape, x.dtype if is_a(x, "float") else F32)
-
-
-def _infer_binary(name: str, a: Tensor, b: Tensor) -> Spec:
-    fit(name, "a (...), b (broadcasts)", a, b)
-    return _infer_unary(name, a)
-
-
-def _infer_glu(name: str, gate: Tensor, up: Tensor) -> Spec:
-    fit(name, "gate (...) float, up (...) float", gate, up)
-    need(gate.shape == up.shape, name, "gate and up of one shape", gate, up)
-    return Spec(gate.shape, gate.dtype)
-
-
 def _infer_scale(x: Tensor, *, s: float, b: float = 0.0) -> Spec:
-    return _infer_unary("scale", x)
+    return like_first("scale", "x (...)", x)
 
 
 def _infer_clamp(x: Tensor, *, min: float, max: float) -> Spec:  # noqa: A002
     need(min <= max, "clamp", "min <= max", x, min=min, max=max)
-    return _infer_unary("clamp", x)
+    return like_first("clamp", "x (...)", x)
 
 
 def _infer_cast(x: Tensor, *, dtype: str) -> Spec:
@@ -90,14 +74,10 @@ def gelu_quick(x: Array) -> Array:
 
 
 def gelu_erf(x: Array) -> Array:
-    """relu(x) - |x| erfc(|x| / sqrt 2) / 2; erfc by Abramowitz and Stegun 7.1.26 (1.5e-7)."""
+    """relu(x) - |x| erfc(|x| / sqrt 2) / 2"""
     size = np.abs(x)
     t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * size)
-    erfc = 1.061405429 * t
-    for c in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        erfc += c
-        erfc *= t
-    erfc *= np.exp(-0.5 * x * x)
+    erfc = t * np.polyval(np.array(_ERFC, np.float32), t) * np.exp(-0.5 * x * x)
     return np.maximum(x, 0) - 0.5 * size * erfc
 
 
@@ -158,15 +138,14 @@ def _softplus_parts(build: Builder, node: Tensor, dtype: DType) -> Tensor:
 
 
 def _elementwise(
-    rule: Callable[..., Spec],
-    name: str,
-    reference: Callable[..., Array],
-    decompose: _Decompose | None = None,
+    rule: str, name: str, reference: Callable[..., Array], decompose: _Decompose | None = None
 ) -> Operation:
-    return Operation(name, partial(rule, name), reference, decompose, in_place=True)
+    infer = partial(like_first, name, rule)
+    return Operation(name, infer, reference, decompose, in_place=True)
 
 
-_unary = partial(_elementwise, _infer_unary)
+_unary = partial(_elementwise, "x (...)")
+_binary = partial(_elementwise, "a (...), b (broadcasts)")
 
 
 def _glu(name: str, activation: str, function: Callable[[Array], Array]) -> Operation:
@@ -177,14 +156,14 @@ def _glu(name: str, activation: str, function: Callable[[Array], Array]) -> Oper
         gate, up = node.inputs
         return build.mul(build.apply(build.ops[activation], gate), up)
 
-    return _elementwise(_infer_glu, name, reference, parts)
+    return _elementwise("gate (...) float, up (same) float", name, reference, parts)
 
 
 _BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 _UNARY = {"sqr": np.square, "sqrt": np.sqrt, "exp": np.exp, "neg": np.negative, "tanh": np.tanh}
 
 OPS = (
-    *(_elementwise(_infer_binary, name, function) for name, function in _BINARY.items()),
+    *(_binary(name, function) for name, function in _BINARY.items()),
     *(_unary(name, function) for name, function in _UNARY.items()),
     _unary("relu", relu),
     _unary("sigmoid", sigmoid),

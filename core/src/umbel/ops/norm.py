@@ -1,7 +1,5 @@
 """Normalisation over the last axis: rms_norm and norm (LayerNorm)."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -10,17 +8,16 @@ import numpy as np
 from umbel.gguf.types import F16, DType
 from umbel.graph import Builder, Operation, Spec, Tensor
 from umbel.ops.elementwise import magnitude
-from umbel.ops.rules import Array, fit
+from umbel.ops.rules import Array, like_first
 
 
 def _infer_rms_norm(x: Tensor, *weight: Tensor, eps: float) -> Spec:
-    fit("rms_norm", "x (..., n) float, weight? (broadcasts)", x, *weight)
-    return Spec(x.shape, x.dtype)
+    return like_first("rms_norm", "x (..., n) float, weight? (broadcasts)", x, *weight)
 
 
 def _infer_norm(x: Tensor, *others: Tensor, eps: float) -> Spec:
-    fit("norm", "x (..., n) float, weight? (broadcasts), bias? (broadcasts)", x, *others)
-    return Spec(x.shape, x.dtype)
+    rule = "x (..., n) float, weight? (broadcasts), bias? (broadcasts)"
+    return like_first("norm", rule, x, *others)
 
 
 def _mean(x: Array) -> Array:

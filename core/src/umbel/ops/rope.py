@@ -4,8 +4,6 @@ Mode `norm` turns neighbours (2i, 2i + 1), mode `neox` turns (i, i + n_dims / 2)
 computed in float64: float32 loses a position of a long context.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

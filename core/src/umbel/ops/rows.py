@@ -4,14 +4,11 @@ Rows of a cache are read and written as they are stored: float32, float16, or q8
 (uint8, one row of blocks per cell).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 
-from umbel.gguf.quants import dequantise, quantise
-from umbel.gguf.types import F32, I32, Q8_0, DType
+from umbel.gguf.types import F32, I32, Q8_0, DType, dequantise, quantise
 from umbel.graph import Builder, Operation, RowsForm, Spec, Tensor
 from umbel.ops.rules import Array, divides, fit, need
 
@@ -72,13 +69,10 @@ def mul_mat(w: Array, x: Array) -> Array:
     if w.ndim == 2:
         flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         return np.matmul(flat, turned).reshape(*x.shape[:-1], w.shape[0])
-    # batch i of x meets batch i // ratio of w
-    lead = (1,) * (x.ndim - w.ndim) + w.shape[:-2]
-    once = [d for n in lead for d in (n, 1)]
-    apart = [d for n, m in zip(lead, x.shape, strict=False) for d in (n, m // n if n else 1)]
-    turned = turned.reshape(*once, *turned.shape[-2:])
-    product = np.matmul(x.reshape(*apart, *x.shape[-2:]), turned)
-    return product.reshape(*x.shape[:-1], w.shape[-2])
+    for axis, (n, m) in enumerate(zip(w.shape[:-2], x.shape[-w.ndim :], strict=False)):
+        if n != m:  # batch i of x meets batch i // ratio of w
+            turned = turned.repeat(m // n, axis)
+    return np.matmul(x, turned)
 
 
 def mul_mat_id(w: Array, x: Array, ids: Array) -> Array:

@@ -5,13 +5,11 @@ A rule lists the inputs of an operation as `name (sizes) kind`, in their order:
     "w (..., out, in), x (..., n, in) float, bias? (out)"
 
 A size is the same number wherever it stands, `a*b` is a product of sizes named before, `...`
-stands for any axes in front; `broadcasts` in place of sizes means to the first input, as in
-NumPy. An input with `?` can be left out. The kind is `float` (what activations are stored in),
-`cache` (what rows of state are stored in) or `i32` (indices); without one the values are real
-numbers, quantised or not.
+stands for any axes in front. In place of sizes, `same` means those of the first input, and
+`broadcasts` that they broadcast to the first input as in NumPy. An input with `?` can be left
+out. The kind is `float` (what activations are stored in), `cache` (what rows of state are
+stored in) or `i32` (indices); without one the values are real numbers, quantised or not.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -22,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from umbel.errors import GraphError
-from umbel.gguf.types import BY_NAME
-from umbel.graph import Shape, Tensor
+from umbel.gguf.types import BY_NAME, F32
+from umbel.graph import Shape, Spec, Tensor
 
 Array: TypeAlias = np.ndarray | Any  # to mypy, arithmetic on arrays gives Any
 
@@ -42,6 +40,13 @@ def fit(name: str, rule: str, *inputs: Tensor) -> Mapping[str, int]:
     return sizes
 
 
+def like_first(name: str, rule: str, *inputs: Tensor) -> Spec:
+    """The result has the shape of the first input, and its dtype where that is a float type."""
+    fit(name, rule, *inputs)
+    x = inputs[0]
+    return Spec(x.shape, x.dtype if is_a(x, "float") else F32)
+
+
 @lru_cache(maxsize=1024)  # all layers of a model ask the same
 def _sizes(rule: str, *inputs: tuple[Shape, str]) -> Mapping[str, int]:
     """What `fit` gives; nothing where the inputs do not fit."""
@@ -57,6 +62,8 @@ def _sizes(rule: str, *inputs: tuple[Shape, str]) -> Mapping[str, int]:
 
 def _bind(names: list[str], shape: Shape, first: Shape, sizes: dict[str, int]) -> bool:
     """Whether a shape has the sizes of these names; what is not known yet becomes known."""
+    if names == ["same"]:
+        return shape == first
     if names == ["broadcasts"]:
         aligned = zip(reversed(shape), reversed(first), strict=False)
         return len(shape) <= len(first) and all(n in (1, m) for n, m in aligned)

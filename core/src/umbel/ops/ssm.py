@@ -4,8 +4,6 @@ ssm_scan serves both papers (arXiv 2312.00752 and 2405.21060): H heads of P chan
 states each, B and C shared by the heads of a group. Mamba 1 has one channel per head.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Graph to plan: place, decompose, split, allocate, run."""
 
-from __future__ import annotations
-
 from umbel.plan.memory import Arenas, States, Target, Weights
 from umbel.plan.place import Placer
 from umbel.plan.plan import Plan, make

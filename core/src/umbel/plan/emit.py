@@ -5,19 +5,16 @@ Where the user has named several devices of one backend first, each holds and mu
 of the rows of large matrices.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import attrs
 
-from umbel.gguf.quants import quantise
-from umbel.gguf.types import DType
-from umbel.graph import Builder, Graph, Role, Tensor
+from umbel.gguf.types import DType, quantise
+from umbel.graph import Builder, Graph, Role, RowWrite, Tensor
 from umbel.plan.memory import Target
-from umbel.plan.place import FLOATS, Placer, local_dtype
+from umbel.plan.place import Placer, local_dtype
 
 LEAST = 1 << 20  # values of a matrix that is worth a copy of its input and its results
 
@@ -33,22 +30,12 @@ class Placed:
 
 
 @attrs.frozen(eq=False)
-class RowWrite:
-    """Rows that the plan writes into a state after the step."""
-
-    state: Tensor
-    rows: Tensor
-    ids: str  # the input that says where they go
-
-
-@attrs.frozen(eq=False)
 class Placement:
     """The placed graph: nodes in order, the outputs asked for, writes left to the plan."""
 
     nodes: tuple[Placed, ...]
     outputs: tuple[Tensor, ...]
     row_writes: tuple[RowWrite, ...]
-    refusals: Mapping[str, str]  # "node on device" -> why not
 
 
 def place(graph: Graph, placer: Placer, homes: Mapping[str, Target]) -> Placement:
@@ -62,22 +49,21 @@ class _Emitter:
         self.homes = placer.homes([graph], homes)
         self.chosen = placer.choose(graph, self.homes)
         self.builder = Builder(placer.ops)
-        self.placed: list[Placed] = []
+        self.placed: dict[Tensor, Placed] = {}
         self.row_writes: list[RowWrite] = []
         self.values: dict[Tensor, Tensor] = {}  # of the model's nodes and their pieces
         self.origin, self.reason = "", ""
-        self._leaves: dict[tuple[object, ...], Tensor] = {}
+        self._leaves: dict[Hashable, Tensor] = {}
 
     def placement(self, outputs: Iterable[Tensor]) -> Placement:
         for node, (target, why) in self.chosen.items():
             form = self.placer.judge(node, target).reason
-            self.origin = node.name or node.label
+            self.origin = node.label
             self.reason = "; ".join(filter(None, (why, form))) or "runs there"
             self._node(node, target)
         wanted = [t for t in outputs if t.op is None or not t.op.writes]
         readable = tuple(self.readable(t, self.home(t)) for t in wanted)
-        nodes, writes = tuple(self.placed), tuple(self.row_writes)
-        return Placement(nodes, readable, writes, dict(self.placer.refusals))
+        return Placement(tuple(self.placed.values()), readable, tuple(self.row_writes))
 
     def home(self, t: Tensor) -> Target:
         """The device in whose memory the model's tensor lies."""
@@ -92,21 +78,22 @@ class _Emitter:
             made = self._apply("cont", target, "to be read", made)
         return made
 
-    def _node(self, node: Tensor, target: Target, *, whole: bool = True) -> None:
-        form = self.placer.judge(node, target, whole=whole).form
+    def _node(self, node: Tensor, target: Target) -> None:
         parts = _shares(node, self.placer) if target is self.placer.targets[0] else []
         if parts:
             self._by_rows(node, parts)
-            return
-        if not form:
+        elif form := self.placer.judge(node, target).form:
+            self._in_pieces(node, target, form)
+        else:
             self._as_it_is(node, target)
-            return
+
+    def _in_pieces(self, node: Tensor, target: Target, form: str) -> None:
         pieces, result = self.placer.expand(node, target, form)
         for piece in pieces:
-            self._node(piece, target, whole=False)
+            self._node(piece, target)
         for state, rows, ids in result.writes:
-            local = self.readable(rows, target)
-            self.row_writes.append(RowWrite(self.local(state, target), local, ids.name))
+            write = self.local(state, target), self.readable(rows, target), ids
+            self.row_writes.append(write)
         self.values[node] = self.local(result.result, target)
 
     def _by_rows(self, node: Tensor, parts: list[tuple[Target, Tensor]]) -> None:
@@ -124,7 +111,7 @@ class _Emitter:
     def _as_it_is(self, node: Tensor, target: Target) -> None:
         assert node.op is not None
         inputs = [self.local(t, target) for t in node.inputs]
-        stored = None if node.op.writes else local_dtype(node, target)
+        stored = local_dtype(node, target)
         named = {"name": node.name or self.origin, "stored_as": stored, **node.attrs}
         self.values[node] = self._apply(node.op.name, target, self.reason, *inputs, **named)
 
@@ -132,41 +119,33 @@ class _Emitter:
         self, op: str, target: Target, reason: str, *inputs: Tensor, **attributes: Any
     ) -> Tensor:
         """The result of an operation; noted as placed unless it was there before."""
-        before = len(self.builder.nodes)
         made = self.builder.apply(self.placer.ops[op], *inputs, **attributes)
-        if len(self.builder.nodes) > before:
-            self.placed.append(Placed(made, target, self.origin, reason))
+        self.placed.setdefault(made, Placed(made, target, self.origin, reason))
         return made
 
     def local(self, t: Tensor, target: Target) -> Tensor:
         """The placed graph's tensor for `t` as it is used on `target`."""
         dtype = local_dtype(t, target)
         if t in self.values:
-            return self._cast(self.values[t], dtype)
-        if t.op is None:
-            return self._leaf(t, dtype)
-        source = self.local(t.inputs[0], target)
-        return self.builder.apply(t.op, source, name=t.name, **t.attrs)
+            made = self.values[t]
+        elif t.op is None:
+            made = self._leaf(t, dtype)
+        else:
+            source = self.local(t.inputs[0], target)
+            made = self.builder.apply(t.op, source, name=t.name, **t.attrs)
+        if made.dtype is dtype:
+            return made
+        # casts are the host's work: it computes in every dtype
+        host, reason = self.placer.targets[-1], f"{made.dtype} to {dtype}"
+        return self._apply("cast", host, reason, made, name=made.name, dtype=dtype.name)
 
     def _leaf(self, t: Tensor, dtype: DType) -> Tensor:
         """The leaf itself, or what its memory holds on a device that wants another dtype."""
-        content = t.name if t.data is None else (t.shape, t.dtype, t.data.tobytes())
-        key = (t.role, content, dtype)
-        if key not in self._leaves:
-            data = t.data
-            if data is not None and dtype is not t.dtype:
-                data = quantise(data, dtype)
-            self._leaves[key] = attrs.evolve(t, dtype=dtype, strides=(), data=data)
-        return self._leaves[key]
-
-    def _cast(self, t: Tensor, dtype: DType) -> Tensor:
-        """Casts are the host's work: it computes in every dtype."""
-        if t.dtype is dtype or t.dtype not in FLOATS or t.storage.role is Role.STATE:
-            return t
-        reason = f"{t.dtype} to {dtype}"
-        return self._apply(
-            "cast", self.placer.targets[-1], reason, t, name=t.name, dtype=dtype.name
-        )
+        data = t.data
+        if data is not None and dtype is not t.dtype:
+            data = quantise(data, dtype)
+        local = attrs.evolve(t, dtype=dtype, strides=(), data=data)
+        return self._leaves.setdefault((t.role, dtype, local.content), local)
 
 
 def _shares(node: Tensor, placer: Placer) -> list[tuple[Target, Tensor]]:
@@ -185,9 +164,7 @@ def _shares(node: Tensor, placer: Placer) -> list[tuple[Target, Tensor]]:
 
 def _part(node: Tensor, start: int, stop: int) -> Tensor:
     w, x = node.inputs
-    where = {"of": w.name, "rows": slice(start, stop)}
-    rows = Tensor(
-        (stop - start, w.shape[1]), w.dtype, w.role, f"{w.name}[{start}:{stop}]", attrs=where
-    )
+    name, where = f"{w.name}[{start}:{stop}]", {"of": w.name, "rows": slice(start, stop)}
+    rows = attrs.evolve(w, shape=(stop - start, w.shape[1]), name=name, attrs=where)
     shape = (*node.shape[:-1], stop - start)
     return attrs.evolve(node, shape=shape, inputs=(rows, x), strides=())

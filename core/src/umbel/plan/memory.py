@@ -4,34 +4,29 @@ arenas that plans share."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import attrs
 import numpy as np
 
 from umbel.errors import OutOfMemoryError
+from umbel.gguf import GGUFFile
 from umbel.gguf.types import BY_NAME, DType
 from umbel.graph import Tensor
-from umbel.hookspecs import Buffer, BufferType, Device, DeviceInfo, Slot, SplitGraph
-
-
-def _nothing(*args: object) -> None:
-    """The default of hooks that may be left out."""
+from umbel.hookspecs import Buffer, BufferType, Device, DeviceInfo, Slot
 
 
 @attrs.frozen(eq=False, repr=False)
 class Target:
-    """An open device as a plan sees it: its answers, its memory and its owner's hooks."""
+    """An open device: what it told of itself, its memory, and the hooks of its owner."""
 
     device: Device
     info: DeviceInfo
     buffer_type: BufferType
-    op_supported: Callable[[Device, Tensor], str | None]
-    graph_compute: Callable[[Device, SplitGraph], None]
-    sync: Callable[[Device], None] = _nothing
-    cancel: Callable[[Device], None] = _nothing
-    forget: Callable[[Device, int], None] = _nothing
-    lock: threading.RLock = attrs.field(factory=threading.RLock)  # one step at a time
+    hooks: Any  # as of `hookspecs`, called by position
+    lock: threading.RLock = attrs.field(factory=threading.RLock)  # whoever computes holds it
 
     @property
     def name(self) -> str:
@@ -49,39 +44,36 @@ class Target:
 
 
 class Weights:
-    """Loads each weight once for each device that uses it; constants likewise.
+    """Loads each weight of a file once for each device that uses it; constants likewise.
 
-    `fetch(name)` gives the array as the file maps it. `converted` says what a device made of
-    it.
+    `converted` says what a device made of them.
     """
 
-    def __init__(self, fetch: Callable[[str], np.ndarray], infos: Mapping[str, Tensor]) -> None:
-        self.fetch = fetch
-        self.infos = infos  # the weights as the file has them
-        self.converted: dict[str, dict[str, int]] = {}  # device -> "q4_k to f16" -> tensors
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        # device -> "q4_k to f16" -> tensors
+        self.converted: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.used: set[str] = set()
-        self._slots: dict[tuple[str, object], Slot] = {}
+        self._slots: dict[tuple[str, Hashable], Slot] = {}
 
     def slot(self, tensor: Tensor, target: Target) -> Slot:
         """The memory of a weight or constant on `target`, filled at the first call."""
-        data = tensor.data
-        content = tensor.name if data is None else (tensor.shape, tensor.dtype, data.tobytes())
-        key = (target.name, content)
+        key = (target.name, tensor.content)
         if key not in self._slots:
-            stored = (tensor, data) if data is not None else self._source(tensor, target)
-            self._slots[key] = Slot(target.buffer_type.store(*stored))
+            source = self._source(tensor, target)
+            self._slots[key] = Slot(target.buffer_type.store(*source))
         return self._slots[key]
 
     def _source(self, tensor: Tensor, target: Target) -> tuple[Tensor, np.ndarray]:
-        """The weight as the file has it, or those of its rows that are wanted."""
+        """The constant, or the weight as the file has it: those of its rows that are wanted."""
+        if tensor.data is not None:
+            return tensor, tensor.data
         name = tensor.attrs.get("of", tensor.name)
-        source = attrs.evolve(tensor, dtype=self.infos[name].dtype, strides=())
+        source = attrs.evolve(tensor, dtype=self.file.tensors[name].dtype, strides=())
         self.used.add(name)
         if source.dtype is not tensor.dtype:
-            kinds = self.converted.setdefault(target.name, {})
-            kind = f"{source.dtype} to {tensor.dtype}"
-            kinds[kind] = kinds.get(kind, 0) + 1
-        return source, self.fetch(name)[tensor.attrs.get("rows", ...)]
+            self.converted[target.name][f"{source.dtype} to {tensor.dtype}"] += 1
+        return source, self.file.array(name)[tensor.attrs.get("rows", ...)]
 
     def nbytes(self, target: Target) -> int:
         """Bytes of weights that live on `target`."""
@@ -154,6 +146,10 @@ class States:
             written = data[at : at + len(part)]
             self.slots[name].buffer.write(int(part[0]) * size, written)
             at += len(part)
+
+    def nbytes(self, target: Target) -> int:
+        """Bytes of states that live on `target`."""
+        return sum(self.slots[k].buffer.nbytes for k, h in self.homes.items() if h is target)
 
     def row_bytes(self, name: str) -> int:
         tensor = self.tensors[name]

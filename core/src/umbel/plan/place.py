@@ -6,8 +6,6 @@ takes what is left. All users of one state go to one device. Small islands betwe
 of one device are absorbed, after the sweeps of ggml's scheduler.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +20,7 @@ from umbel.plan.memory import Target
 
 Choice = tuple[Target, str]  # where a node goes, and why not to the first that would take it
 FLOATS = (F32, F16, BF16)
+FORMS = {"decompose": "decomposed", "rows_form": "the plan writes its rows"}
 ISLAND = 8  # nodes at most in a stretch that is absorbed
 
 
@@ -39,16 +38,16 @@ class Placer:
     def __init__(self, targets: Sequence[Target], ops: Mapping[str, Operation]) -> None:
         self.targets = list(targets)
         self.ops = ops
-        self.refusals: dict[str, str] = {}  # "node on device" -> why not
         self._verdicts: dict[Any, Verdict] = {}
-        self._early: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self._at_once: weakref.WeakSet[Tensor] = weakref.WeakSet()  # no writes after the step
 
     # questions
 
-    def judge(self, node: Tensor, target: Target, *, whole: bool = True) -> Verdict:
-        """Whether and how `target` computes `node`; as a piece (not `whole`) only at once."""
-        later = whole and node not in self._early
-        kinds = tuple(_signature(t) for t in (node, *node.inputs))
+    def judge(self, node: Tensor, target: Target) -> Verdict:
+        """Whether and how `target` computes `node`."""
+        later = node not in self._at_once
+        seen = (node, *node.inputs)
+        kinds = tuple((t.shape, t.dtype.name, t.storage.role, t.role, t.strides) for t in seen)
         key = (target.name, later, node.op, tuple(sorted(node.attrs.items())), kinds)
         if key not in self._verdicts:
             self._verdicts[key] = self._ask(node, target, later)
@@ -56,18 +55,17 @@ class Placer:
 
     def _ask(self, node: Tensor, target: Target, later: bool) -> Verdict:
         assert node.op is not None
-        why = target.op_supported(target.device, retyped(node, target))
+        why = target.hooks.op_supported(target.device, retyped(node, target))
         if why is None:
             return Verdict("", "")
         reasons = [why]
-        forms = {"decompose": "decomposed", "rows_form": "the plan writes its rows"}
-        for form, text in list(forms.items())[: 2 if later else 1]:
+        for form in ("decompose", "rows_form") if later else ("decompose",):
             if getattr(node.op, form) is not None:
                 refused = self._refused(node, target, form)
                 if refused is None:
-                    return Verdict(form, f"{text}: {target.name}: {why}")
+                    return Verdict(form, f"{FORMS[form]}: {target.name}: {why}")
                 reasons.append(refused)
-        return Verdict(None, f"{target.name}: {'; '.join(reasons)}")
+        return Verdict(None, "; ".join(reasons))
 
     def expand(
         self, node: Tensor, target: Target, form: str
@@ -77,23 +75,22 @@ class Placer:
         made = getattr(node.op, form)(builder, node, target.compute_dtype)
         result = made if isinstance(made, RowsForm) else RowsForm(made, ())
         ends = [result.result, *(rows for _, rows, _ in result.writes)]
-        return computed(builder.graph(ends)), result
+        pieces = computed(builder.graph(ends))
+        self._at_once.update(pieces)
+        return pieces, result
 
     def _refused(self, node: Tensor, target: Target, form: str) -> str | None:
         pieces, result = self.expand(node, target, form)
         if any(ids.role is not Role.INPUT for _, _, ids in result.writes):
             return "the host does not know where the rows go"
         for piece in pieces:
-            verdict = self.judge(piece, target, whole=False)
+            verdict = self.judge(piece, target)
             if verdict.form is None:
-                return f"{piece.label}: {verdict.reason.removeprefix(f'{target.name}: ')}"
+                return f"{piece.label}: {verdict.reason}"
         return None
 
     def _can(self, node: Tensor, target: Target) -> bool:
-        verdict = self.judge(node, target)
-        if verdict.form is None:
-            self.refusals[f"{node.label} on {target.name}"] = verdict.reason
-        return verdict.form is not None
+        return self.judge(node, target).form is not None
 
     # the choice
 
@@ -121,8 +118,8 @@ class Placer:
         raise DeviceError(msg, got=self._reasons(node, candidates), do="choose another device")
 
     def _reasons(self, node: Tensor, targets: Iterable[Target]) -> str:
-        verdicts = [self.judge(node, target) for target in targets]
-        return "; ".join(v.reason for v in verdicts if v.form is None)
+        verdicts = {target.name: self.judge(node, target) for target in targets}
+        return "; ".join(f"{at}: {v.reason}" for at, v in verdicts.items() if v.form is None)
 
     def homes(
         self, graphs: Iterable[Graph], known: Mapping[str, Target] | None = None
@@ -143,7 +140,7 @@ class Placer:
             for node in computed(graph):
                 states = states_of(node)
                 # what is written after the step comes too late for a node that follows
-                self._early.update(last[s] for s in states if s in last)
+                self._at_once.update(last[s] for s in states if s in last)
                 last.update(dict.fromkeys(states, node))
                 names, users = {s.name for s in states}, [node]
                 for group in [g for g in groups if g[0] & names]:
@@ -176,10 +173,6 @@ def states_of(node: Tensor) -> list[Tensor]:
     return [s for s in storages if s.role is Role.STATE]
 
 
-def _signature(t: Tensor) -> tuple[object, ...]:
-    return (t.shape, t.dtype.name, t.storage.role, t.role, t.strides)
-
-
 def _heavy(node: Tensor) -> bool:
     weights = (t for t in node.inputs if t.storage.role is Role.WEIGHT)
     return bool(states_of(node)) or any(len(t.shape) > 1 for t in weights)
@@ -188,19 +181,19 @@ def _heavy(node: Tensor) -> bool:
 def retyped(node: Tensor, target: Target) -> Tensor:
     """The node as `target` would see it: activations in its compute dtype, weights as they
     are there."""
-    inputs = tuple(_seen(t, target) for t in node.inputs)
-    if node.base is not None:
-        return attrs.evolve(node, inputs=inputs)
-    return attrs.evolve(node, dtype=local_dtype(node, target), inputs=inputs, strides=())
+    assert node.op is not None
+    inputs = [_seen(t, target) for t in node.inputs]
+    named = {"name": node.name, "stored_as": local_dtype(node, target), **node.attrs}
+    return Builder({}).apply(node.op, *inputs, **named)
 
 
 def _seen(t: Tensor, target: Target) -> Tensor:
     dtype = local_dtype(t, target)
     if dtype is t.dtype:
         return t
-    if t.op is None or not t.op.view:
-        return attrs.evolve(t, dtype=dtype, strides=())
-    return Builder({}).apply(t.op, _seen(t.inputs[0], target), name=t.name, **t.attrs)
+    if t.base is not None:
+        return retyped(t, target)
+    return attrs.evolve(t, dtype=dtype, strides=())
 
 
 def local_dtype(t: Tensor, target: Target) -> DType:

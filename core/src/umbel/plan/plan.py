@@ -5,26 +5,24 @@ once. A step writes the inputs, calls `graph_compute` once per split, waits, and
 asked for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 import numpy as np
 
 from umbel.errors import CancelledError, DeviceError, GraphError, UmbelError
-from umbel.gguf.quants import dequantise, quantise
-from umbel.gguf.types import DType
-from umbel.graph import Graph, Operation, Role, Tensor
+from umbel.gguf.types import DType, dequantise, quantise
+from umbel.graph import Graph, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
-from umbel.plan.allocate import Copy, Layout, allocate
-from umbel.plan.emit import Placement, RowWrite, place
+from umbel.plan.allocate import Key, Layout, allocate
+from umbel.plan.emit import Placement, place
 from umbel.plan.memory import Arenas, States, Target, Weights
 from umbel.plan.place import FLOATS, Placer
 from umbel.plan.split import Split, cut
 
+Located = tuple[Tensor, Slot]  # and where its storage lies
 _uids = itertools.count(1)
 
 
@@ -41,18 +39,16 @@ class Step:
 @attrs.frozen(eq=False)
 class Plan:
     placement: Placement
-    splits: tuple[Split, ...]
-    layout: Layout
     steps: tuple[Step, ...]
-    inputs: tuple[tuple[Tensor, Slot], ...]
-    outputs: tuple[tuple[Tensor, Slot], ...]
-    row_writes: tuple[tuple[RowWrite, Slot, Slot], ...]  # (write, its rows, its state)
-    check: bool = False
+    inputs: tuple[Located, ...]
+    outputs: tuple[Located, ...]
+    row_writes: tuple[tuple[Located, Located, Tensor], ...]  # (state, new rows, row numbers)
+    check: bool
 
     @property
     def targets(self) -> list[Target]:
         """In the order in which their locks are taken, by whichever plan."""
-        return sorted({s.target for s in self.splits}, key=lambda t: t.name)
+        return sorted({s.target for s in self.steps}, key=lambda t: t.name)
 
     def run(
         self, feeds: Mapping[str, np.ndarray], stop: Callable[[], bool] = bool
@@ -70,7 +66,7 @@ class Plan:
             except BaseException:
                 for target in self.targets:
                     with contextlib.suppress(UmbelError):
-                        target.sync(target.device)
+                        target.hooks.sync(target.device)
                 raise
 
     def _run(
@@ -84,23 +80,25 @@ class Plan:
                 raise CancelledError(msg)
             self._run_step(step)
         for target in self.targets:
-            target.sync(target.device)
-        outputs = [_read(t, slot) for t, slot in self.outputs]
-        for write, rows, state in self.row_writes:
-            _write_rows(write, rows, state, feeds[write.ids].reshape(-1))
+            target.hooks.sync(target.device)
+        outputs = [_read(*output) for output in self.outputs]
+        for (state, slot), new, ids in self.row_writes:
+            rows, start = _as_stored(_read(*new), state.dtype), slot.offset + state.offset
+            for row, at in zip(rows, _given(feeds, ids), strict=True):
+                slot.buffer.write(start + int(at) * state.strides[0], row)
         return outputs
 
     def _run_step(self, step: Step) -> None:
         for target in step.waits:
-            target.sync(target.device)
+            target.hooks.sync(target.device)
         for source, destination, nbytes in step.copies:
             buffer, at = destination.buffer, destination.offset
             if not buffer.copy_from(at, source.buffer, source.offset, nbytes):
                 buffer.write(at, source.buffer.read(source.offset, nbytes))
         try:
-            step.target.graph_compute(step.target.device, step.graph)
+            step.target.hooks.graph_compute(step.target.device, step.graph)
             if self.check:
-                step.target.sync(step.target.device)
+                step.target.hooks.sync(step.target.device)
                 _check_values(step.graph)
         except DeviceError as error:
             if self.check:
@@ -111,49 +109,44 @@ class Plan:
     def forget(self) -> None:
         """Lets the devices drop what they compiled for this plan."""
         for step in self.steps:
-            step.target.forget(step.target.device, step.graph.uid)
+            step.target.hooks.forget(step.target.device, step.graph.uid)
 
 
 def make(
     graph: Graph,
-    targets: Sequence[Target],
-    ops: Mapping[str, Operation],
+    placer: Placer,
     weights: Weights,
     states: States,
     arenas: Arenas,
     *,
-    placer: Placer | None = None,
     check: bool = False,
 ) -> Plan:
     """Places, splits, allocates and binds `graph`; loads the weights that are not there yet."""
-    placement = place(graph, placer or Placer(targets, ops), states.homes)
+    placement = place(graph, placer, states.homes)
     wanted = [t.storage for t in placement.outputs]
-    wanted += [w.rows.storage for w in placement.row_writes]
+    wanted += [new.storage for _, new, _ in placement.row_writes]
     splits = cut(placement.nodes, wanted, single=check)
     layout = allocate(splits, wanted)
-    binder = _Binder(splits, layout, weights, states, arenas)
-    return Plan(
-        placement,
-        tuple(splits),
-        layout,
-        binder.steps(),
-        binder.inputs(),
-        tuple((t, binder.made(t)) for t in placement.outputs),
-        tuple(map(binder.row_write, placement.row_writes)),
-        check,
-    )
+    binder = _Binder(layout, weights, states, arenas)
+    steps = tuple(binder.steps(splits))
+    inputs = [(t, at) for (_, t), at in binder.slots.items() if t.role is Role.INPUT]
+    outputs = [(t, binder.made(t)) for t in placement.outputs]
+    row_writes = [
+        ((state, states.slots[state.storage.name]), (new, binder.made(new)), ids)
+        for state, new, ids in placement.row_writes
+    ]
+    return Plan(placement, steps, tuple(inputs), tuple(outputs), tuple(row_writes), check)
 
 
 @attrs.frozen(eq=False)
 class _Binder:
     """Turns the layout into slots, and splits into steps; weights are loaded at first use."""
 
-    splits: Sequence[Split]
     layout: Layout
     weights: Weights
     states: States
     arenas: Arenas
-    _slots: dict[tuple[str, Tensor], Slot] = attrs.field(factory=dict, init=False)
+    slots: dict[Key, Slot] = attrs.field(factory=dict, init=False)  # of what a step writes
 
     def slot(self, target: Target, t: Tensor) -> Slot:
         """Where a split on `target` finds the storage `t`."""
@@ -161,59 +154,38 @@ class _Binder:
             return self.weights.slot(t, target)
         if t.role is Role.STATE:
             return self.states.slots[t.name]
-        owner = self.layout.owners[target.name, t]
-        key = (owner.name, t)
-        if key not in self._slots:
+        owner = self.layout.owner(target, t)
+        key = (owner, t)
+        if key not in self.slots:
             kind = owner.buffer_type
             if kind.separate:
                 usage = "input" if t.role is Role.INPUT else "compute"
-                self._slots[key] = Slot(kind.allocate(kind.alloc_size(t), usage))
+                self.slots[key] = Slot(kind.allocate(kind.alloc_size(t), usage))
             else:
-                arena = self.arenas.buffer(owner, self.layout.sizes[owner.name])
-                self._slots[key] = Slot(arena, self.layout.offsets[key])
-        return self._slots[key]
+                arena = self.arenas.buffer(owner, self.layout.arenas[owner].peak)
+                self.slots[key] = Slot(arena, self.layout.offsets[key])
+        return self.slots[key]
 
     def made(self, t: Tensor) -> Slot:
         """Where a computed tensor lies on the device that made it."""
         return self.slot(self.layout.made_on[t.storage], t.storage)
 
-    def row_write(self, write: RowWrite) -> tuple[RowWrite, Slot, Slot]:
-        return write, self.made(write.rows), self.states.slots[write.state.storage.name]
-
-    def inputs(self) -> tuple[tuple[Tensor, Slot], ...]:
-        """The inputs of the step, on each device that uses them."""
-        pairs = ((s.target, t) for s in self.splits for t in s.inputs if t.role is Role.INPUT)
-        slots = {self.slot(target, t): t for target, t in pairs}
-        return tuple((t, slot) for slot, t in slots.items())
-
-    def steps(self) -> tuple[Step, ...]:
-        steps: list[Step] = []
+    def steps(self, splits: Iterable[Split]) -> Iterable[Step]:
         working: list[Target] = []
-        for split, copies in zip(self.splits, self.layout.copies, strict=True):
+        for split, copied in zip(splits, self.layout.copies, strict=True):
             target = split.target
-            waits = tuple(t for t in working if _meet(t, target, copies))
+            sources = {self.layout.made_on[t] for t in copied}
+            waits = tuple(t for t in working if t in sources or _meet(t, target))
             working = [t for t in working if t not in (*waits, target)] + [target]
-            moves = tuple(self._move(c) for c in copies)
-            steps.append(Step(target, self._graph(split), moves, waits))
-        return tuple(steps)
-
-    def _move(self, copy: Copy) -> tuple[Slot, Slot, int]:
-        t = copy.tensor
-        return self.slot(copy.source, t), self.slot(copy.destination, t), t.nbytes
-
-    def _graph(self, split: Split) -> SplitGraph:
-        known = {t.storage for t in split.inputs + split.outputs}
-        if not split.target.info.opaque:
-            known |= {t.storage for n in split.nodes for t in (*n.inputs, n)}
-        slots = {t: self.slot(split.target, t) for t in known}
-        return SplitGraph(next(_uids), split.nodes, split.inputs, split.outputs, slots)
+            copies = tuple((self.made(t), self.slot(target, t), t.nbytes) for t in copied)
+            slots = {t: self.slot(target, t) for t in itertools.chain(*split.storages())}
+            graph = SplitGraph(next(_uids), split.nodes, split.inputs, split.outputs, slots)
+            yield Step(target, graph, copies, waits)
 
 
-def _meet(one: Target, other: Target, copies: Sequence[Copy]) -> bool:
-    """Whether `other` must not start before `one`, which may still be at work, has finished:
-    it needs a copy from there, or one of them works in the memory of the other."""
-    needed = any(c.source is one for c in copies)
-    return one is not other and (needed or one.reads(other) or other.reads(one))
+def _meet(one: Target, other: Target) -> bool:
+    """Whether one of them, if both are at work, is at work in the memory of the other."""
+    return one is not other and (one.reads(other) or other.reads(one))
 
 
 def _check_values(graph: SplitGraph) -> None:
@@ -246,10 +218,3 @@ def _read(t: Tensor, slot: Slot) -> np.ndarray:
     raw = slot.buffer.read(slot.offset + t.offset, t.nbytes)
     values = raw if t.dtype.numpy is None else raw.view(t.dtype.numpy)
     return (dequantise(values, t.dtype) if t.dtype in FLOATS else values).reshape(t.shape)
-
-
-def _write_rows(write: RowWrite, rows: Slot, state: Slot, ids: np.ndarray) -> None:
-    """What a device that cannot scatter left to do: new rows go into the state."""
-    data = _as_stored(_read(write.rows, rows), write.state.dtype)
-    for row, at in zip(data, ids, strict=True):
-        state.buffer.write(state.offset + write.state.offset + int(at) * row.nbytes, row)

@@ -1,8 +1,5 @@
 """Cuts the placed nodes into splits: stretches that one device computes in one go."""
 
-from __future__ import annotations
-
-import itertools
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -17,13 +14,18 @@ class Split:
     """A stretch of nodes of one device; `inputs` are storages computed elsewhere, or leaves."""
 
     target: Target
-    placed: tuple[Placed, ...]
+    nodes: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]  # what others need, and writes to state
 
-    @property
-    def nodes(self) -> tuple[Tensor, ...]:
-        return tuple(p.node for p in self.placed)
+    def storages(self) -> list[list[Tensor]]:
+        """What lies in memory while each of the nodes is computed.
+
+        An opaque device may read inputs and write outputs whenever it likes.
+        """
+        if self.target.info.opaque:
+            return [[t.storage for t in self.inputs + self.outputs]] * len(self.nodes)
+        return [[t.storage for t in (*node.inputs, node)] for node in self.nodes]
 
 
 def cut(
@@ -35,24 +37,16 @@ def cut(
     every node (`--check`).
     """
     groups = [[p] for p in placed] if single else _schedule(placed)
-    made_in = {p.node: i for i, group in enumerate(groups) for p in group}
-    inputs = [
-        tuple(t for t in _reads(group) if made_in.get(t) != i) for i, group in enumerate(groups)
-    ]
-    needed = {*wanted, *itertools.chain(*inputs)}
-    return [
-        Split(group[0].target, tuple(group), read, tuple(_outputs(group, needed)))
-        for group, read in zip(groups, inputs, strict=True)
-    ]
-
-
-def _reads(group: Iterable[Placed]) -> dict[Tensor, None]:
-    return {t.storage: None for p in group for t in p.node.inputs}
-
-
-def _outputs(group: Iterable[Placed], needed: set[Tensor]) -> Iterable[Tensor]:
-    """What others need of a group, and its writes to state."""
-    return (p.node for p in group if p.node in needed or p.node.base is not None)
+    needed = set(wanted)  # after the split at hand: the last one comes first
+    splits: list[Split] = []
+    for group in reversed(groups):
+        nodes = {p.node: None for p in group}
+        read = dict.fromkeys(t.storage for node in nodes for t in node.inputs)
+        inputs = tuple(t for t in read if t not in nodes)
+        outputs = tuple(n for n in nodes if n in needed or n.base is not None)
+        needed.update(inputs)
+        splits.append(Split(group[0].target, tuple(nodes), inputs, outputs))
+    return splits[::-1]
 
 
 def _schedule(placed: Sequence[Placed]) -> list[list[Placed]]:

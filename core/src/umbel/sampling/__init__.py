@@ -4,8 +4,6 @@
 `StopStrings` cuts its text. Nothing here knows of models or devices.
 """
 
-from __future__ import annotations
-
 from umbel.sampling.penalties import breaker_tokens
 from umbel.sampling.sampler import Sampler
 from umbel.sampling.settings import Settings

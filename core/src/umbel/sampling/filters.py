@@ -9,8 +9,6 @@ Typical: Meister et al., "Locally Typical Sampling" (2022). XTC: p-e-w, "Exclude
 llama.cpp takes it.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

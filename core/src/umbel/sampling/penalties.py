@@ -6,8 +6,6 @@ length of the repeated run. Both change `scores` in place; `ids` are the candida
 rising order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np

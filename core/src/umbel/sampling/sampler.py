@@ -5,11 +5,10 @@ token depends on the seed, n, the settings, the tokens before it and its logits,
 else that runs.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -26,11 +25,14 @@ class Choice:
     ids: np.ndarray  # (candidates,), rising
     scores: np.ndarray  # (candidates,) float64, finite
     history: Sequence[int]
-    breakers: Collection[int]
     chance: float = 0.0
 
     def keep(self, positions: np.ndarray) -> None:
         self.ids, self.scores = self.ids[positions], self.scores[positions]
+
+    def narrow(self, select: Callable[[np.ndarray, Any], np.ndarray], by: float) -> None:
+        """Keep what a filter selects."""
+        self.keep(select(self.scores, by))
 
     def draw(self) -> int:
         """The position that `chance` falls on."""
@@ -44,7 +46,7 @@ def _exclude(c: Choice, s: Settings) -> None:
     # exclude, and its place inside that part, which is uniform again, will choose the token.
     if c.chance < s.xtc_probability:
         c.chance /= s.xtc_probability
-        c.keep(filters.xtc(c.scores, s.xtc_threshold))
+        c.narrow(filters.xtc, s.xtc_threshold)
     else:
         c.chance = (c.chance - s.xtc_probability) / (1 - s.xtc_probability)
 
@@ -53,32 +55,24 @@ def _heat(c: Choice, s: Settings) -> None:
     c.scores = c.scores / s.temperature
 
 
-STEPS: dict[str, Callable[[Choice, Settings], None]] = {
-    "penalties": lambda c, s: penalties.repetition(c.ids, c.scores, c.history, s),
-    "dry": lambda c, s: penalties.dry(c.ids, c.scores, c.history, s, c.breakers),
-    "top_k": lambda c, s: c.keep(filters.top_k(c.scores, s.top_k)),
-    "typ_p": lambda c, s: c.keep(filters.typical(c.scores, s.typical)),
-    "top_p": lambda c, s: c.keep(filters.top_p(c.scores, s.top_p)),
-    "min_p": lambda c, s: c.keep(filters.min_p(c.scores, s.min_p)),
-    "xtc": _exclude,
-    "temperature": _heat,
-}
+Step = Callable[[Choice], None]
 
 
-def active(s: Settings) -> list[str]:
-    """The samplers that have something to do under these settings, in the order asked for."""
-    filtering = not s.greedy and not s.mirostat
-    on = {
-        "penalties": (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1, 0, 0),
-        "dry": s.dry_multiplier > 0,
-        "top_k": filtering and s.top_k > 0,
-        "typ_p": filtering and s.typical < 1,
-        "top_p": filtering and s.top_p < 1,
-        "min_p": filtering and s.min_p > 0,
-        "xtc": filtering and s.xtc_probability > 0,
-        "temperature": not s.greedy,
+def chain(s: Settings, breakers: Collection[int]) -> list[Step]:
+    """The steps of the samplers that have something to do, in the order asked for."""
+    repeats = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1, 0, 0)
+    dry, narrows = s.dry_multiplier > 0, not s.greedy and not s.mirostat
+    steps: dict[str, tuple[bool, Step]] = {
+        "penalties": (repeats, lambda c: penalties.repetition(c.ids, c.scores, c.history, s)),
+        "dry": (dry, lambda c: penalties.dry(c.ids, c.scores, c.history, s, breakers)),
+        "top_k": (narrows and s.top_k > 0, lambda c: c.narrow(filters.top_k, s.top_k)),
+        "typ_p": (narrows and s.typical < 1, lambda c: c.narrow(filters.typical, s.typical)),
+        "top_p": (narrows and s.top_p < 1, lambda c: c.narrow(filters.top_p, s.top_p)),
+        "min_p": (narrows and s.min_p > 0, lambda c: c.narrow(filters.min_p, s.min_p)),
+        "xtc": (narrows and s.xtc_probability > 0, lambda c: _exclude(c, s)),
+        "temperature": (not s.greedy, lambda c: _heat(c, s)),
     }
-    return [name for name in s.samplers if on[name]]
+    return [step for works, step in map(steps.__getitem__, s.samplers) if works]
 
 
 class Sampler:
@@ -97,13 +91,11 @@ class Sampler:
         breakers: Collection[int] = (),
     ) -> None:
         self.settings = settings
-        self.n_vocab = n_vocab
         # 32 bits: a seed that a user can read off the screen and type again.
         self.seed = secrets.randbits(32) if settings.seed is None else int(settings.seed)
         self._random = np.random.Generator(np.random.PCG64(self.seed))
-        self._steps = active(settings)
+        self._steps = chain(settings, frozenset(breakers))
         self._ids = np.arange(n_vocab)
-        self._breakers = frozenset(breakers)
         self._history = list(prompt)
         self._most_surprise = 2.0 * settings.mirostat_tau
         for token in settings.logit_bias:
@@ -115,13 +107,13 @@ class Sampler:
     def sample(self, logits: np.ndarray) -> int:
         """Choose a token and take it into the history; the logits are left as they are."""
         scores = self._scores(logits)
-        choice = Choice(self._ids, scores, self._history, self._breakers)
+        choice = Choice(self._ids, scores, self._history)
         if scores.min() == -math.inf:
             choice.keep(np.flatnonzero(scores > -math.inf))
         if not self.settings.greedy:
             choice.chance = self._random.random()
-        for name in self._steps:
-            STEPS[name](choice, self.settings)
+        for step in self._steps:
+            step(choice)
         if self.settings.greedy:
             at = int(np.argmax(choice.scores))
         elif self.settings.mirostat:
@@ -158,7 +150,7 @@ class Sampler:
 
     def _mirostat(self, choice: Choice) -> int:
         """Draw below a limit of surprise, and move the limit so that the mean comes to tau."""
-        choice.keep(filters.surprise_cut(choice.scores, self._most_surprise))
+        choice.narrow(filters.surprise_cut, self._most_surprise)
         at = choice.draw()
         observed = -float(filters.log_softmax(choice.scores)[at]) / math.log(2)
         error = observed - self.settings.mirostat_tau

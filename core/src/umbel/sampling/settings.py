@@ -37,33 +37,33 @@ def _rule(expected: str, holds: Callable[[Any], bool]) -> _Check:
     return check
 
 
-def _is_integer(value: object) -> bool:
-    """Whether a value is an integer; a bool is not, though Python counts with it."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+_INTEGER = (int, np.integer)
+_REAL = (*_INTEGER, float, np.floating)
 
 
-def _is_real(value: Any) -> bool:
-    return _is_integer(value) or isinstance(value, float | np.floating)
+def _is(kind: tuple[type, ...], value: object) -> bool:
+    """Whether a value is a number of this kind; a bool is not, though Python counts with it."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _real(low: float, high: float) -> _Check:
     expected = f"a number from {low:g} to {high:g}"
-    return _rule(expected, lambda v: _is_real(v) and bool(low <= v <= high))  # NaN is not
+    return _rule(expected, lambda v: _is(_REAL, v) and bool(low <= v <= high))  # NaN is not
 
 
 def _integer(low: int, high: int = 2**31 - 1) -> _Check:
     expected = f"an integer from {low} to {high}"
-    return _rule(expected, lambda v: _is_integer(v) and low <= v <= high)
+    return _rule(expected, lambda v: _is(_INTEGER, v) and low <= v <= high)
 
 
 def _are_biases(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
-        _is_integer(token) and _is_real(bias) and (abs(bias) <= _LARGE or bias == -math.inf)
+        _is(_INTEGER, token) and _is(_REAL, bias) and (abs(bias) <= _LARGE or bias == -math.inf)
         for token, bias in value.items()
     )
 
 
-_MIROSTAT = _rule("0 (off) or 2", lambda v: _is_integer(v) and v in (0, 2))
+_MIROSTAT = _rule("0 (off) or 2", lambda v: _is(_INTEGER, v) and v in (0, 2))
 _BREAKERS = _rule(
     "a list of strings that are not empty",
     lambda v: isinstance(v, tuple) and all(isinstance(s, str) and s for s in v),

@@ -4,8 +4,6 @@ What may be the beginning of a stop string is held back until it is known not to
 out depends on the text alone, not on how it was cut into pieces.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -31,30 +29,23 @@ class StopStrings:
         self._held = ""
         self.found: str | None = None
 
-    def push(self, text: str) -> str:
-        """Take a piece of text; return what is safe to show now, nothing after a stop."""
+    def push(self, text: str, *, last: bool = False) -> str:
+        """Take a piece of text; return what is safe to show now, nothing after a stop.
+
+        After the `last` piece, which may be empty, nothing is held back.
+        """
         if self.found is not None:
             return ""
         self._held += text
         match = self._pattern.search(self._held)
         end = match.start() if match else len(self._held)
         # Where before that a stop string may have begun that is not whole yet.
-        begun = (at for at in range(end) if self._may_begin(self._held[at:]))
+        begun = (at for at in range(end) if not last and self._may_begin(self._held[at:]))
         safe = next(begun, end)
         if match and safe == end:
             self.found = match.group()
         shown, self._held = self._held[:safe], self._held[safe:]
         return shown
-
-    def flush(self) -> str:
-        """What was held back, when generation ends; a whole stop string in it still counts."""
-        if self.found is not None:
-            return ""
-        match = self._pattern.search(self._held)
-        if match is None:
-            return self._held
-        self.found = match.group()
-        return self._held[: match.start()]
 
     def _may_begin(self, rest: str) -> bool:
         return any(stop.startswith(rest) for stop in self._stops)

@@ -5,16 +5,15 @@ has succeeded. So a failed or cancelled step changes nothing, and a fork costs a
 count.
 """
 
-from __future__ import annotations
-
-import itertools
+import sys
 from collections import Counter
 from weakref import WeakSet
 
 import attrs
 import numpy as np
+from numpy.typing import ArrayLike
 
-from umbel.state.pool import Pool
+from umbel.errors import ContextFullError
 
 NONE = np.empty(0, np.int32)
 ZERO_SLOT = 1  # the recurrent state before the first token; slot 0 is scratch
@@ -43,14 +42,80 @@ class Taken:
     slot: int
 
 
-class Cache:
-    """Hands out places to sequences; `cells` or `slots` is None where the model has none."""
+class Pool:
+    """Numbered places with reference counts: cells of a KV cache, slots of recurrent state.
 
-    def __init__(self, cells: Pool | None, slots: Pool | None) -> None:
-        self.cells = cells
-        self.slots = slots
-        self._clock = itertools.count()
-        self._ages: dict[int, int] = {}  # of the slots that are snapshots
+    It hands out `first` to `n - 1`; the ones before are reserved, and never counted.
+
+    What a place holds is never changed while it is taken, so that sequences can share it: a
+    place is free again when the last of its users has dropped it. With `n` 0 the model has
+    nothing of the kind: everybody gets the reserved place 0, which nobody reads.
+    """
+
+    def __init__(self, n: int, first: int, what: str) -> None:
+        self.what = what
+        self.first = first
+        self.references = np.zeros(n, np.int32)
+        self.references[:first] = 1
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    @property
+    def free(self) -> int:
+        return int(np.count_nonzero(self.references == 0)) if self else sys.maxsize
+
+    def take(self, n: int, after: int = 0) -> np.ndarray:
+        """`n` free places (int32, rising), side by side where possible: best just past `after`.
+
+        Raises `ContextFullError` when there are not so many.
+        """
+        if self.free < n:
+            msg = f"there are no free {self.what} left"
+            do = "close sessions, or load the model with a larger ctx or parallel"
+            raise ContextFullError(msg, expected=n, got=self.free, do=do)
+        if not self:
+            return np.zeros(n, np.int32)
+        places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
+        fits = after and after + n < len(self) and not self.references[places].any()
+        if not fits:
+            places = self._fresh(n)
+        self.references[places] = 1
+        return places
+
+    def _fresh(self, n: int) -> np.ndarray:
+        """From the longest free stretch; from its middle, if what stands before may grow."""
+        free = np.flatnonzero(self.references == 0).astype(np.int32)
+        longest = max(np.split(free, np.flatnonzero(np.diff(free) != 1) + 1), key=len)
+        if len(longest) < n:
+            return free[:n]
+        half = len(longest) // 2
+        grows = 0 < n <= len(longest) - half and longest[0] > self.first
+        return longest[half:][:n] if grows else longest[:n]
+
+    def keep(self, places: ArrayLike) -> None:
+        """One more user of each place, as often as it is named."""
+        self._count(places, 1)
+
+    def drop(self, places: ArrayLike) -> None:
+        """One user fewer."""
+        self._count(places, -1)
+
+    def _count(self, places: ArrayLike, users: int) -> None:
+        counted = np.asarray(places, np.int32)
+        np.add.at(self.references, counted[counted >= self.first], users)
+
+    def shared(self, places: np.ndarray) -> bool:
+        return bool((self.references[places] > 1).any())
+
+
+class Cache:
+    """Hands out places to sequences: so many cells and slots, 0 where the model has none."""
+
+    def __init__(self, cells: int, slots: int) -> None:
+        self.cells = Pool(cells, 1, "cells in the KV cache")
+        self.slots = Pool(slots, ZERO_SLOT + 1, "recurrent states")
+        self._ages: dict[int, int] = {}  # of the slots that are snapshots; the oldest is least
         self._owners: WeakSet[Sequence] = WeakSet()  # of snapshots
 
     # a step
@@ -60,16 +125,13 @@ class Cache:
 
         Snapshots are a luxury: the oldest one of any sequence goes when its slot is needed.
         """
-        cells = NONE
-        if self.cells is not None:
-            after = int(sequence.cells[-1]) if len(sequence.cells) else 0
-            cells = self.cells.take(n, after)
+        cells = self.cells.take(n, int(sequence.cells[-1]) if len(sequence.cells) else 0)
         try:
-            if self.slots is not None and not self.slots.free:
+            if not self.slots.free:
                 self._drop_oldest_snapshot()
-            slot = int(self.slots.take(1)[0]) if self.slots is not None else ZERO_SLOT
+            (slot,) = self.slots.take(1).tolist()
         except Exception:
-            self._drop_cells(cells)
+            self.cells.drop(cells)
             raise
         return Taken(cells, slot)
 
@@ -77,29 +139,25 @@ class Cache:
         """The step has succeeded: what it wrote is the sequence's."""
         sequence.tokens += tokens
         sequence.cells = np.concatenate([sequence.cells, taken.cells])
-        self._drop_slot(sequence.slot)
+        self.slots.drop(sequence.slot)
         sequence.slot = taken.slot
 
     def abort(self, taken: Taken) -> None:
         """The step has failed: what it wrote is nobody's."""
-        self._drop_cells(taken.cells)
-        self._drop_slot(taken.slot)
+        self.cells.drop(taken.cells)
+        self.slots.drop(taken.slot)
 
     @property
     def room(self) -> int:
         """How many sequences there are places for to take one token more."""
-        cells = self.cells.free if self.cells is not None else None
-        slots = self.slots.free + len(self._spare()) if self.slots is not None else None
-        return min(n for n in (cells, slots) if n is not None)
+        return min(self.cells.free, self.slots.free + len(self._spare()))
 
     # sequences
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same past, which both share."""
-        if self.cells is not None:
-            self.cells.keep(sequence.cells)
-        for slot in (sequence.slot, *(s for _, s in sequence.snapshots)):
-            self._keep_slot(slot)
+        self.cells.keep(sequence.cells)
+        self.slots.keep([sequence.slot, *(slot for _, slot in sequence.snapshots)])
         tokens, snapshots = list(sequence.tokens), list(sequence.snapshots)
         fork = attrs.evolve(sequence, tokens=tokens, snapshots=snapshots)
         self._owners.add(fork)
@@ -108,20 +166,18 @@ class Cache:
     def close(self, sequence: Sequence) -> None:
         """Gives everything back; closing twice is harmless."""
         self._forget(sequence, 0)
-        self._drop_slot(sequence.slot)
+        self.slots.drop(sequence.slot)
         sequence.slot = ZERO_SLOT
 
     def snapshot(self, sequence: Sequence) -> None:
         """Remembers the recurrent state of now; the oldest memory goes when there are many."""
-        here = len(sequence)
-        if self.slots is None or not here or any(n == here for n, _ in sequence.snapshots):
+        here, slot = len(sequence), sequence.slot
+        if slot <= ZERO_SLOT or any(n == here for n, _ in sequence.snapshots):
             return
-        self._keep_slot(sequence.slot)
-        sequence.snapshots.append((here, sequence.slot))
-        self._ages[sequence.slot] = next(self._clock)
+        self.slots.keep(slot)
+        self._ages[slot] = 1 + max(self._ages.values(), default=0)
         self._owners.add(sequence)
-        if len(sequence.snapshots) > SNAPSHOTS:
-            self._drop_slot(sequence.snapshots.pop(0)[1])
+        self._remember(sequence, [*sequence.snapshots, (here, slot)][-SNAPSHOTS:])
 
     def rewind(self, sequence: Sequence, n: int) -> int:
         """Forgets the tokens from `n` on, and more where there is no state; says what is left.
@@ -131,22 +187,13 @@ class Cache:
         n = max(0, min(n, len(sequence)))
         if n == len(sequence):
             return n
-        if self.slots is not None:
+        if sequence.slot > ZERO_SLOT:
             kept = [s for s in sequence.snapshots if s[0] <= n]
-            self._drop_slot(sequence.slot)
+            self.slots.drop(sequence.slot)
             n, sequence.slot = kept[-1] if kept else (0, ZERO_SLOT)
-            self._keep_slot(sequence.slot)
+            self.slots.keep(sequence.slot)
         self._forget(sequence, n)
         return n
-
-    def _forget(self, sequence: Sequence, n: int) -> None:
-        """Drops what belongs to the tokens from `n` on, but the current recurrent state."""
-        for _, slot in [s for s in sequence.snapshots if s[0] > n]:
-            self._drop_slot(slot)
-        sequence.snapshots = [s for s in sequence.snapshots if s[0] <= n]
-        self._drop_cells(sequence.cells[n:])
-        sequence.cells = sequence.cells[:n].copy()
-        del sequence.tokens[n:]
 
     def restore(self, sequence: Sequence, before: Sequence) -> None:
         """Makes the sequence what it was when it was forked; the fork is spent."""
@@ -159,34 +206,27 @@ class Cache:
     def drop_span(self, sequence: Sequence, start: int, stop: int) -> None:
         """Forgets the tokens of a span in the middle, where there is no recurrent state; the
         caller mends what follows."""
-        self._drop_cells(sequence.cells[start:stop])
+        self.cells.drop(sequence.cells[start:stop])
         sequence.cells = np.concatenate([sequence.cells[:start], sequence.cells[stop:]])
         del sequence.tokens[start:stop]
 
+    def _forget(self, sequence: Sequence, n: int) -> None:
+        """Drops what belongs to the tokens from `n` on, but the current recurrent state."""
+        self._remember(sequence, [s for s in sequence.snapshots if s[0] <= n])
+        self.drop_span(sequence, n, len(sequence))
+
+    def _remember(self, sequence: Sequence, snapshots: list[tuple[int, int]]) -> None:
+        """These are its snapshots from now on; others that it had are dropped."""
+        self.slots.drop([slot for n, slot in sequence.snapshots if (n, slot) not in snapshots])
+        sequence.snapshots = snapshots
+
     def _spare(self) -> list[int]:
         """The slots of snapshots that are nobody's current state, the oldest first."""
-        if self.slots is None:
-            return []
         users = Counter(slot for owner in self._owners for _, slot in owner.snapshots)
         only = [slot for slot, n in users.items() if self.slots.references[slot] == n]
         return sorted(only, key=self._ages.__getitem__)
 
     def _drop_oldest_snapshot(self) -> None:
-        oldest = next(iter(self._spare()), ZERO_SLOT)
-        for owner in self._owners:
-            kept = [s for s in owner.snapshots if s[1] != oldest]
-            for _ in range(len(owner.snapshots) - len(kept)):
-                self._drop_slot(oldest)
-            owner.snapshots = kept
-
-    def _drop_cells(self, cells: np.ndarray) -> None:
-        if self.cells is not None and len(cells):
-            self.cells.drop(cells)
-
-    def _keep_slot(self, slot: int) -> None:
-        if self.slots is not None and slot > ZERO_SLOT:
-            self.slots.keep(np.array([slot]))
-
-    def _drop_slot(self, slot: int) -> None:
-        if self.slots is not None and slot > ZERO_SLOT:
-            self.slots.drop(np.array([slot]))
+        for oldest in self._spare()[:1]:
+            for owner in self._owners:
+                self._remember(owner, [s for s in owner.snapshots if s[1] != oldest])

@@ -5,12 +5,9 @@ the context was shifted) and one array of rows for each state. It is written bes
 and renamed, so that it is whole or not there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +17,6 @@ import numpy as np
 from umbel.errors import ModelFormatError, OptionError
 from umbel.plan.memory import States
 from umbel.state.cache import NONE, Cache, Sequence
-
-FORMAT = "umbel sequence 1"
 
 
 def save(path: str | os.PathLike[str], sequence: Sequence, states: States, model: str) -> None:
@@ -56,19 +51,16 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
 
 
 def load(
-    path: str | os.PathLike[str],
-    cache: Cache,
-    states: States,
-    model: str,
-    n_vocab: int | None = None,
+    path: str | os.PathLike[str], cache: Cache, states: States, model: str, n_vocab: int
 ) -> Sequence:
     """The sequence of a file, in fresh places; `OptionError` when it is another model's.
 
     Its tokens must be ids below `n_vocab`.
     """
     try:
-        with open(path, "rb") as file:
-            arrays = _arrays(file)
+        # Not `numpy.load`: it takes what is no archive for a pickle, and recommends those.
+        with open(path, "rb") as file, np.lib.npyio.NpzFile(file) as archive:
+            arrays = dict(archive)
         header = dict(json.loads(arrays["header"].tobytes()))
         tokens = _numbers(arrays["tokens"], 1, n_vocab)
         (shifts,) = _numbers(arrays["shifts"], 0)
@@ -78,60 +70,40 @@ def load(
     except Exception as error:  # whatever NumPy, zipfile and json think of other bytes
         msg = "this is not a saved sequence"
         raise ModelFormatError(msg, where=path, got=error) from error
-    _check(header, path, states, model)
+    for what, expected in _header(states, model).items():
+        if expected != header.get(what):
+            msg = f"the saved sequence is of another {what}"
+            raise OptionError(msg, where=path, expected=expected, got=header.get(what))
     sequence = Sequence(shifts=shifts)
     cache.commit(sequence, tokens, cache.begin(sequence, len(tokens)))
     try:
         for name in states.tensors:
-            _write(name, arrays.get(f"state.{name}", NONE), sequence, states, path)
+            data, rows = arrays.get(f"state.{name}", NONE), _rows(name, sequence)
+            if data.dtype != np.uint8 or data.shape != (len(rows), states.row_bytes(name)):
+                msg = f"the saved state {name!r} has another shape"
+                expected = f"{len(rows)} rows of {states.row_bytes(name)} bytes"
+                raise ModelFormatError(msg, where=path, expected=expected, got=data.shape)
+            states.write_rows(name, rows, data)
     except BaseException:
         cache.close(sequence)
         raise
     return sequence
 
 
-def _arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(file):  # NumPy would take it for a pickle, and recommend those
-        msg = "it is no whole NumPy archive"
-        raise ValueError(msg)
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _numbers(array: np.ndarray, ndim: int, stop: int | None = None) -> list[int]:
+def _numbers(array: np.ndarray, ndim: int, stop: int = 1 << 31) -> list[int]:
     """Whole numbers from 0 on, and below `stop`."""
     numbers: list[int] = array.astype(np.int64, casting="safe").reshape(-1).tolist()
-    last = (1 << 31) - 1 if stop is None else stop - 1
-    bad = next((n for n in numbers if not 0 <= n <= last), None)
+    bad = next((n for n in numbers if n not in range(stop)), None)
     if array.ndim != ndim or bad is not None:
-        msg = f"{array.ndim} dimensions and {bad}, not {ndim} and 0 to {last}"
+        msg = f"{array.ndim} dimensions and {bad}, not {ndim} and 0 to {stop - 1}"
         raise ValueError(msg)
     return numbers
-
-
-def _check(header: dict[str, Any], path: object, states: States, model: str) -> None:
-    for what, expected in _header(states, model).items():
-        if expected != header.get(what):
-            msg = f"the saved sequence is of another {what}"
-            raise OptionError(msg, where=path, expected=expected, got=header.get(what))
-
-
-def _write(
-    name: str, data: np.ndarray, sequence: Sequence, states: States, path: object
-) -> None:
-    rows = _rows(name, sequence)
-    expected = (len(rows), states.row_bytes(name))
-    if data.shape != expected or data.dtype != np.uint8:
-        msg = f"the saved state {name!r} has another shape"
-        raise ModelFormatError(msg, where=path, expected=expected, got=data.shape)
-    states.write_rows(name, rows, data)
 
 
 def _header(states: States, model: str) -> dict[str, Any]:
     """What a file and the model that loads it must agree on."""
     kinds = {name: str(tensor.dtype) for name, tensor in states.tensors.items()}
-    return {"format": FORMAT, "model": model, "states": kinds}
+    return {"format": "umbel sequence 1", "model": model, "states": kinds}
 
 
 def _rows(name: str, sequence: Sequence) -> np.ndarray:

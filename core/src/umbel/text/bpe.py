@@ -8,15 +8,11 @@ References: Sennrich et al., "Neural Machine Translation of Rare Words with Subw
 "SentencePiece" (2018).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import attrs
-import numpy as np
 
 from umbel.text.pretokenizers import PreTokenizer
 from umbel.text.vocab import SPACE, Vocab, to_bytes, to_spaces
@@ -96,28 +92,17 @@ class SentencePieces:
     """
 
     vocab: Vocab
-    scores: list[float]
+    ranks: dict[str, int]  # of what a merge makes
     space_prefix: bool
     text_of = staticmethod(to_spaces)
 
     def split(self, text: str) -> list[str]:
         prefix = SPACE if self.space_prefix else ""
-        return self.vocab.words(prefix + text.replace(" ", SPACE))
+        return self.vocab.word.findall(prefix + text.replace(" ", SPACE))
 
     def encode(self, piece: str) -> tuple[int, ...]:
-        plain, ranks = self.vocab.plain, self._ranks
-
-        def rank(left: str, right: str) -> int | None:
-            i = plain.get(left + right)
-            return None if i is None else ranks[i]
-
+        plain, ranks = self.vocab.plain, self.ranks
         out: list[int] = []
-        for symbol in merge(list(piece), rank):
+        for symbol in merge(list(piece), lambda a, b: ranks.get(a + b)):
             out += [plain[symbol]] if symbol in plain else self.vocab.spell(to_bytes(symbol))
         return tuple(out)
-
-    @cached_property
-    def _ranks(self) -> list[int]:
-        """For each id its place by score: tokens of equal score share one."""
-        ranks: list[int] = np.unique(np.negative(self.scores), return_inverse=True)[1].tolist()
-        return ranks

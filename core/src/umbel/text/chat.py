@@ -4,12 +4,10 @@ The template is the one in the model file, or one that the user gives; there is 
 back on. It is compiled when it is first rendered, so a broken one blocks nothing but chat.
 Messages are those of the OpenAI API; what a server has sent is accepted back. The prompt is
 what the template says, the text of the BOS token included: whoever tokenizes it parses special
-tokens in it and adds no BOS before one that is there.
+tokens in it and adds no BOS before one that is there. In what was given, they are marked.
 
 Reference: Hugging Face's `apply_chat_template`, for what a template finds in its variables.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -20,10 +18,13 @@ from typing import Any, TypeAlias
 import attrs
 
 from umbel.errors import TemplateError
+from umbel.text.guard import guarded
+from umbel.text.tokenizer import Matcher
 
 Json: TypeAlias = Mapping[str, Any]
 Messages: TypeAlias = Sequence[Json]
 
+NOTHING = Matcher({})
 KEY = "tokenizer.chat_template"
 _LOOP_OVER_PARTS = re.compile(r"for \w+ in [\w.\[\]('\"]*content['\"\])]*\s*(if |\||-?%})")
 _TEST_FOR_TEXT = re.compile(r"content['\"\])]* is (not )?string")
@@ -42,17 +43,32 @@ class ChatTemplate:
     where: str | None = None
     tool_use: str = ""
 
-    def render(self, messages: Messages, tools: Messages | None = None, **options: Any) -> str:
-        """The prompt; `options` are further variables of the template, like `date_string`."""
+    def render(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        control: Matcher = NOTHING,
+        /,
+        **options: Any,
+    ) -> str:
+        """The prompt; `options` are further variables of the template, like `date_string`.
+
+        What could become a text of `control`, and is not the template's own, is marked.
+        """
         from umbel.text import template  # imports jinja2, which takes a tenth of a second
 
         source = self.tool_use if tools and self.tool_use else self.source
+        given = {**options, "messages": messages, "tools": tools or None}
+        try:
+            copy = json.loads(json.dumps(given, default=dict), object_hook=_read_arguments)
+            variables = {name: guarded(copy[name], control, source) for name in copy}
+        except (TypeError, ValueError, RecursionError) as error:
+            msg = "a chat template is given what JSON can hold, and this is something else"
+            raise TemplateError(msg, where="messages, tools or options", got=error) from error
+        variables["messages"] = _messages(variables["messages"], source)
         tokens = {"bos_token": self.bos, "eos_token": self.eos}
-        given = {"add_generation_prompt": True, "documents": None, **tokens, **options}
-        variables = _checked({"messages": messages, "tools": tools or None, **given})
-        for i, message in enumerate(variables["messages"]):
-            message["content"] = _content(message.get("content", ""), source, f"messages[{i}]")
-        return template.render(source, variables, self.where)
+        defaults = {"add_generation_prompt": True, "documents": None, **tokens}
+        return template.render(source, {**defaults, **variables}, self.where)
 
 
 def from_metadata(metadata: Json, bos: str, eos: str, where: str) -> ChatTemplate | None:
@@ -73,33 +89,27 @@ class _Arguments(dict[str, Any]):
         return other + str(self)
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """A copy in JSON's own types without methods to call."""
-    try:
-        variables: dict[str, Any] = json.loads(json.dumps(given, default=dict))
-    except (TypeError, ValueError, RecursionError) as error:
-        msg = "a chat template is given what JSON can hold, and this is something else"
-        raise TemplateError(msg, where="messages, tools or options", got=error) from error
-    messages = variables["messages"]
+def _read_arguments(found: dict[str, Any]) -> dict[str, Any]:
+    """The API sends the arguments of a call as a text, and most templates want the mapping."""
+    with contextlib.suppress(TypeError, KeyError, ValueError, RecursionError):
+        found["arguments"] = _Arguments(**json.loads(found["arguments"]))
+    return found
+
+
+def _messages(messages: Any, source: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         msg = "there are no messages for the chat template"
         raise TemplateError(msg, expected="a list of at least one message", got=messages)
-    variables["messages"] = [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
-    return variables
+    return [_message(m, f"messages[{i}]", source) for i, m in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: Any, where: str, source: str) -> dict[str, Any]:
     """The message without nulls: to a template a missing key is missing, null is "None"."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         msg = "this is not a chat message"
         raise TemplateError(msg, where=where, expected="a mapping with a role", got=message)
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        # the API sends them as a text, and most templates want the mapping
-        with contextlib.suppress(TypeError, KeyError, ValueError, RecursionError):
-            function = call["function"]
-            function["arguments"] = _Arguments(**json.loads(function["arguments"]))
-    return {key: value for key, value in message.items() if value not in (None, [])}
+    kept = {key: value for key, value in message.items() if value not in (None, [])}
+    return {**kept, "content": _content(kept.get("content", ""), source, f"{where}.content")}
 
 
 def _content(content: Any, source: str, where: str) -> Any:
@@ -108,12 +118,11 @@ def _content(content: Any, source: str, where: str) -> Any:
     if isinstance(content, str):
         if reads_parts is None or _TEST_FOR_TEXT.search(source):
             return content
-        return [{"type": "text", "text": content}]
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
+        content = [{"type": "text", "text": content}]
+    for part in content if isinstance(content, list) else [content]:
         match part:
             case {"type": "text", "text": str()}:
                 continue
         msg = "a message holds something other than text, which nothing here can read"
-        raise TemplateError(msg, where=f"{where}.content", expected="text", got=str(part)[:99])
-    return parts if reads_parts else "\n".join(part["text"] for part in parts)
+        raise TemplateError(msg, where=where, expected="text", got=str(part)[:99])
+    return content if reads_parts else "\n".join(part["text"] for part in content)

@@ -1,13 +1,12 @@
 """From the metadata of a GGUF file to its tokenizer."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re
 from collections.abc import Callable, Mapping
 
 import attrs
+import numpy as np
 
 from umbel.errors import UnsupportedModelError
 from umbel.text.bpe import BytePairs, SentencePieces
@@ -47,9 +46,8 @@ def load_tokenizer(metadata: Mapping[str, object], *, where: str = "the model") 
         coder=coder,
         bos_id=vocab.roles.get("bos"),
         eos_id=vocab.roles.get("eos"),
-        eog_ids=vocab.ends,
-        add_bos=_adds(keys, vocab, "bos", add_bos),
-        add_eos=_adds(keys, vocab, "eos", kind.add_eos),
+        first=_added(keys, vocab, "bos", add_bos),
+        last=_added(keys, vocab, "eos", kind.add_eos),
         control=Matcher(vocab.of_kind(CONTROL, UNKNOWN), greedy),
         defined=Matcher(vocab.of_kind(USER_DEFINED), greedy),
     )
@@ -65,11 +63,12 @@ def _kind(keys: Keys) -> _Kind:
     return _KINDS[name]
 
 
-def _adds(keys: Keys, vocab: Vocab, role: str, default: bool) -> bool:
+def _added(keys: Keys, vocab: Vocab, role: str, default: bool) -> list[int]:
     adds = keys.get(f"add_{role}_token", default)
-    if adds and role not in vocab.roles:
+    ids = [vocab.roles[role]] if role in vocab.roles else []
+    if adds and not ids:
         log.warning("%s: %s is to be added, but there is none", keys.where, role.upper())
-    return adds and role in vocab.roles
+    return ids if adds else []
 
 
 def _greedy(keys: Keys, vocab: Vocab) -> frozenset[int]:
@@ -96,7 +95,10 @@ def _pre_tokenizer(keys: Keys) -> PreTokenizer:
 
 
 def _sentence_pieces(keys: Keys, vocab: Vocab) -> Coder:
-    return SentencePieces(vocab, _scores(keys, vocab), keys.get("add_space_prefix", True))
+    # the best score first; tokens of equal score share a rank
+    order = np.unique(np.negative(_scores(keys, vocab)), return_inverse=True)[1].tolist()
+    ranks = {text: order[i] for text, i in vocab.plain.items()}
+    return SentencePieces(vocab, ranks, keys.get("add_space_prefix", True))
 
 
 def _word_pieces(keys: Keys, vocab: Vocab) -> Coder:

@@ -1,7 +1,5 @@
 """The ways of cutting a text into pieces before byte-pair merging, from pretokenizers.txt."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, cached_property
 from importlib.resources import files

@@ -6,21 +6,20 @@ fill the memory. Here each render has a budget, and the code that jinja2 compile
 it at each statement, for each value that it makes and for each text that it puts out. There
 are no signals and no watchdogs, so it holds in any thread.
 
-Why it is enough: no value weighs more than what is left of the budget, so nothing that is
-done with it costs much more; what can make the product of its operands (`*`, join, replace)
-is refused beforehand if that product is too large; the few filters and methods that could
-still outgrow it (`center`, `str.format`) are not offered. Not interrupted are a primitive
-operation that has begun (some tenths of a second at worst) and the compilation, which only the
-size of the source bounds.
+Why it is enough: every value is paid for by its size as a tree, so nothing that is done with it
+costs much more; what can make the product of its operands (`*`, join, replace, sort by a
+default) is paid for beforehand; the few filters and methods that could still outgrow it
+(`center`, `str.format`) are not offered. Not interrupted are a primitive operation that has
+begun (some tenths of a second at worst) and the compilation, which only the size of the source
+bounds.
 
 Reference: jinja2 3.1 (`sandbox`, `compiler`); the helpers are those of Hugging Face's
 transformers, so that the prompt is the one which the model was trained on.
 """
 
-from __future__ import annotations
-
 import functools
 import json
+import math
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -38,13 +37,13 @@ SECONDS = 1.0  # of this thread's processor time: a busy machine does not fail a
 ROOM = 1 << 21  # characters and items that a render may make
 INPUT = 1 << 16  # each time that its input has so many characters, it may have both once more
 
-_NO_FILTERS = "attr batch center pprint round slice striptags sum urlize wordwrap"
+_NO_FILTERS = "attr batch center pprint round slice striptags sum urlencode urlize wordwrap"
 _NO_METHODS = """center encode expandtabs format format_map from_bytes ljust rjust striptags
     to_bytes translate zfill"""
-_GROWING = """* ** % format indent join replace tojson strip lstrip rstrip trim rfind rindex
-    rsplit rpartition"""
+_GROWING = """* ** % format groupby indent join replace sort tojson strip lstrip rstrip trim
+    rfind rindex rsplit rpartition"""
 _ODD_FIELD = re.compile(r"%(\(|[-+ #.\d]*(\d{3}|\*))")  # wide, or by key: as often as it likes
-_MADE = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Getitem, nodes.Concat, nodes.Compare)
+_MADE = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Compare)
 _OTHER = "give a chat template of your own, or complete plain text"
 
 
@@ -58,7 +57,8 @@ class _Generator(CodeGenerator):
     """Compiles a template to code that spends from its environment."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> None:
-        makes = isinstance(node, _MADE) and getattr(node, "ctx", "load") == "load"
+        cuts = isinstance(getattr(node, "arg", None), nodes.Slice)
+        makes = (cuts or isinstance(node, _MADE)) and getattr(node, "ctx", "load") == "load"
         if isinstance(node, nodes.Stmt):
             self.writeline("environment.spend(1)")
         if makes:
@@ -95,6 +95,12 @@ def _strftime_now(pattern: str) -> str:
     return time.strftime(pattern[:256])
 
 
+def _known(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands, with iterators read where it matters how much they yield."""
+    reads = name in _GROWING.split()
+    return tuple([*x] if reads and isinstance(x, Iterator) else x for x in operands)
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one render: cheap to make, so no two threads share one."""
 
@@ -111,92 +117,81 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
-        for name in _NO_FILTERS.split():
-            del self.filters[name]
-        self.filters["tojson"] = self._tojson
-        for table in (self.filters, self.tests):
-            table.update({name: self._guarded(name, table[name]) for name in table})
+        filters = {**self.filters, "tojson": self._tojson}
+        self.filters = {
+            n: self._paid(n, filters[n]) for n in filters if n not in _NO_FILTERS.split()
+        }
+        self.tests = {name: self._paid(name, self.tests[name]) for name in self.tests}
         share = 1 + len(str(variables)) / INPUT
         self.left = ROOM * share
         self.deadline = time.thread_time() + SECONDS * share
-        # keeps the objects, so that an id stays theirs
-        self.weights: dict[int, tuple[object, int]] = {}
 
-    def check(self, amount: float) -> None:
-        if amount > self.left or time.thread_time() > self.deadline:
+    def spend(self, amount: float) -> None:
+        self.left -= amount
+        if self.left < 0 or time.thread_time() > self.deadline:
             msg = "the chat template takes more time or memory than a template may"
             raise TemplateError(msg, do=_OTHER)
 
-    def spend(self, amount: int) -> None:
-        self.check(amount)
-        self.left -= amount
-
     @pass_context  # which also keeps jinja2 from calling it while it compiles
-    def show(self, _: Any, value: object) -> str:
+    def show(self, _: Any, value: object) -> Any:
         """Every text of the output passes here."""
-        text = "" if value is None else str(value)
-        self.spend(len(text))
-        return text
+        return self.hold("" if value is None else str(value))
 
     def hold(self, value: Any) -> Any:
         """Every value that the template makes passes here."""
-        self.weigh(value)
+        self.spend(self.weigh(value))
         return value
 
     def weigh(self, value: Any) -> int:
         """The size of a value as a tree: printing, comparing or hashing it costs no more."""
         self.spend(1)
+        if isinstance(value, str):
+            return len(value)
         if isinstance(value, int) and value.bit_length() > 60:  # more have hashes in common
-            self.check(float("inf"))
+            return value.bit_length() ** 2
         if not isinstance(value, Collection):
             return len(str(value))
-        if id(value) not in self.weights:
-            self.spend(16 + len(value))
-            parts = [*value, *value.values()] if isinstance(value, dict) else value
-            is_text = isinstance(value, str)
-            weight = len(value) if is_text else 1 + sum(1 + self.weigh(p) for p in parts)
-            self.check(weight)
-            self.weights[id(value)] = (value, weight)
-        return self.weights[id(value)][1]
+        self.spend(16)
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return 1 + sum(1 + self.weigh(part) for part in parts)
 
-    def _foresee(self, name: str, operands: list[Any]) -> list[Any]:
-        """The operands of an operation, refused if it could make too much of them."""
+    def _foresee(self, name: str, *operands: Any) -> None:
+        """Pays for an operation that could make the product of its operands."""
         if name not in _GROWING.split():
-            return operands
-        # nobody knows yet how much an iterator yields
-        known = [list(x) if isinstance(x, Iterator) else x for x in operands]
-        sizes = [abs(x) if isinstance(x, int | float) else self.weigh(x) for x in known]
+            return
+        sizes = [abs(x) if isinstance(x, int | float) else self.weigh(x) for x in operands]
         if name == "replace":
-            sizes[0] = max(str(known[0]).count(str(x)) for x in known[1:])
-        elif name in ("%", "format") and _ODD_FIELD.search(str(known[0])):
-            self.check(float("inf"))
-        self.check(sizes[0] * sum(sizes[1:]))
-        return known
+            sizes[0] = max(str(operands[0]).count(str(x)) for x in operands[1:])
+        elif name in ("%", "format") and _ODD_FIELD.search(str(operands[0])):
+            sizes[0] = math.inf
+        # also what is empty, or no number, counts
+        self.spend(max(1, sizes[0]) * max(1, sum(sizes[1:])))
 
-    def _guarded(self, name: str, function: Any) -> Any:
+    def _paid(self, name: str, function: Any) -> Any:
         hidden = 1 if hasattr(function, "jinja_pass_arg") else 0  # jinja2 puts a context first
 
         @functools.wraps(function)
-        def guarded(*args: Any, **named: Any) -> Any:
-            known = self._foresee(name, [*args[hidden:], *named.values()])
-            given = known[: len(args) - hidden]
-            return self.hold(function(*args[:hidden], *given, **named))
+        def paid(*args: Any, **named: Any) -> Any:
+            args = _known(name, args)
+            self._foresee(name, *args[hidden:], *named.values())
+            return self.hold(function(*args, **named))
 
-        return guarded
+        return paid
 
     def call(self, context: Any, obj: Any, /, *args: Any, **named: Any) -> Any:
-        text = getattr(obj, "__self__", None)
-        if isinstance(text, str):
-            args = tuple(self._foresee(obj.__name__, [text, *args])[1:])
+        name, text = getattr(obj, "__name__", ""), getattr(obj, "__self__", None)
+        args = _known(name, args)
+        self._foresee(name, text, *args)
         return self.hold(super().call(context, obj, *args, **named))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" or isinstance(left, Collection) or isinstance(right, Collection):
-            self._foresee(operator, [left, right])
+            self._foresee(operator, left, right)
         return self.hold(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        return self.hold(super().getitem(obj, argument))
+        self.spend(1)
+        return super().getitem(obj, argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _NO_METHODS.split() and super().is_safe_attribute(obj, attr, value)
@@ -212,7 +207,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 @functools.lru_cache(8)
 def _compiled(source: str) -> Any:
     sandbox = Sandbox({})
-    sandbox.check(32 * len(source))  # compiling costs more than a render does
+    sandbox.spend(32 * len(source))  # compiling costs more than a render does
     return sandbox.compile(source)
 
 

@@ -11,13 +11,11 @@ Three rules hold for all of them:
   them. Half of a UTF-16 pair is no text.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -45,7 +43,7 @@ class Coder(Protocol):
     def text_of(self, token: str, /) -> bytes: ...
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Matcher:
     """Finds given texts in a text: the leftmost, and of several there the longest.
 
@@ -71,26 +69,6 @@ class Matcher:
                     done = len(text) - len(text[done:].lstrip())
         return [piece for piece in (*out, text[done:]) if piece != ""]
 
-    def touches(self, text: str) -> bool:
-        """Whether the text, whatever its case, is in one of them, holds or overlaps one."""
-        whole, heads, tails, joined = self._parts
-        text = text.casefold()
-        begun = (i for i in range(len(text)) if text[i] in heads)
-        pieces = (text[i:j] for i in begun for j in range(i + 1, len(text) + 1))
-        return (
-            text in joined
-            or any(text[:i] in tails or text[-i:] in heads for i in range(1, len(text) + 1))
-            or any(piece in whole for piece in pieces)
-        )
-
-    @cached_property
-    def _parts(self) -> tuple[set[str], set[str], set[str], str]:
-        """The texts, how they begin, how they end, and all in one."""
-        whole = {text.casefold() for text in self.ids}
-        heads = {text[:i] for text in whole for i in range(1, len(text) + 1)}
-        tails = {text[i:] for text in whole for i in range(len(text))}
-        return whole, heads, tails, MARK.join(whole)
-
     @cached_property
     def _lengths(self) -> list[int]:
         return sorted(set(map(len, self.ids)), reverse=True)
@@ -110,9 +88,8 @@ class Tokenizer:
     coder: Coder
     bos_id: int | None
     eos_id: int | None
-    eog_ids: frozenset[int]  # end a generation: a text's or a turn's end, by role or by name
-    add_bos: bool
-    add_eos: bool
+    first: list[int]  # BOS, if the model wants one before each text
+    last: list[int]  # EOS, if it wants one after it
     control: Matcher
     defined: Matcher
 
@@ -121,17 +98,12 @@ class Tokenizer:
         return len(self.vocab.tokens)
 
     def encode(
-        self,
-        text: str | bytes,
-        *,
-        special: bool = False,
-        bos: bool | None = None,
-        eos: bool | None = None,
+        self, text: str | bytes, *, special: bool = False, bos: bool = True, eos: bool = True
     ) -> list[int]:
         """The ids of a text; with `special`, the texts of control tokens become those tokens.
 
-        Not where a MARK stands in such a text; all marks are taken out. `bos` and `eos` say
-        whether these stand around the text; None: as the model wants it.
+        Not where a MARK stands in such a text; all marks are taken out. Without `bos` or `eos`,
+        none is put around the text, though the model wants it.
         """
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
@@ -141,25 +113,19 @@ class Tokenizer:
                 ids.append(piece)
             else:
                 ids += self._encode_text(piece.replace(MARK, "") if special else piece)
-        first = self._wanted("BOS", self.bos_id, self.add_bos if bos is None else bos)
-        last = self._wanted("EOS", self.eos_id, self.add_eos if eos is None else eos)
-        ids = ids if ids[:1] == first else first + ids
-        return ids if ids[-1:] == last else ids + last
+        if bos and ids[:1] != self.first:
+            ids = self.first + ids
+        return ids + self.last if eos and ids[-1:] != self.last else ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of the ids; what is not UTF-8 becomes U+FFFD."""
-        return self.decode_bytes(ids, special).decode("utf-8", "replace")
+        """The text of the ids; control tokens only show with `special`.
 
-    def decode_bytes(self, ids: Iterable[int], special: bool = False) -> bytes:
-        """The bytes of the ids; control tokens only show with `special`.
-
-        Where a text starts (after BOS; at the first id in a model that has no BOS), the space
-        that `encode` put there is left out. Elsewhere ids may continue a text: it stays.
+        What is not UTF-8 becomes U+FFFD. Where a text starts (after BOS; at the first id in a
+        model that has no BOS), the space that `encode` put there is left out. Elsewhere ids may
+        continue a text: it stays.
         """
-        ids = list(ids)
-        self.check_ids(ids)
         stream = StreamDecoder(self, special=special)
-        return b"".join(map(stream.push_bytes, ids))
+        return "".join(map(stream.push, self.check_ids(ids))) + stream.flush()
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
         """The bytes that a token adds to a text."""
@@ -171,20 +137,17 @@ class Tokenizer:
             return to_bytes(text) if special else b""
         return to_bytes(text) if kind == USER_DEFINED else self.coder.text_of(text)
 
-    def token_text(self, token: int) -> str:
-        """The entry in the vocabulary as it stands there."""
-        self.check_ids([token])
-        return self.vocab.tokens[token]
-
-    def check_ids(self, ids: Iterable[object]) -> None:
-        """Refuse what is no id of this vocabulary, with its position."""
+    def check_ids(self, ids: Iterable[Any]) -> list[int]:
+        """The ids as integers; what is none of this vocabulary is refused with its position."""
         n = self.n_vocab
-        for position, i in enumerate(ids):
+        good: list[int] = []
+        for i in ids:
             # A negative id would count from the end.
             if not isinstance(i, (int, np.integer)) or not 0 <= i < n:
-                msg = "this is not a token id of the model"
-                where = f"position {position}"
+                msg, where = "this is not a token id of the model", f"position {len(good)}"
                 raise TokenizerError(msg, where=where, expected=f"0 to {n - 1}", got=repr(i))
+            good.append(int(i))
+        return good
 
     def _encode_text(self, text: str) -> Iterator[int]:
         """The ids of a text without control tokens."""
@@ -207,12 +170,6 @@ class Tokenizer:
         cached = lru_cache(CACHED_PIECES)(encode)  # words come again and again
         return lambda word: cached(word) if len(word) <= CACHED_LENGTH else encode(word)
 
-    def _wanted(self, name: str, token: int | None, wanted: bool) -> list[int]:
-        if wanted and token is None:
-            msg = f"the model has no {name} token"
-            raise TokenizerError(msg, where=self.vocab.where)
-        return [token] if wanted and token is not None else []
-
 
 class StreamDecoder:
     """Turns ids into text as they come, in whole characters.
@@ -225,7 +182,6 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._special = special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._started = False
         self._drop_space = tokenizer.coder.space_prefix and tokenizer.bos_id is None
 
     def push(self, token: int) -> str:
@@ -239,10 +195,9 @@ class StreamDecoder:
     def push_bytes(self, token: int) -> bytes:
         """The bytes of this token where it stands (and none of them kept for `flush`)."""
         data = self._tokenizer.token_bytes(token, special=self._special)
-        if not self._started and token == self._tokenizer.bos_id:
+        if token == self._tokenizer.bos_id:
             self._drop_space = self._tokenizer.coder.space_prefix
         elif data and self._drop_space:
             data = data.removeprefix(b" ")
             self._drop_space = False
-        self._started = True
         return data

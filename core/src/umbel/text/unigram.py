@@ -41,7 +41,7 @@ class Unigram:
         if self.merge_spaces:
             text = re.sub(" +", " ", text).lstrip(" ").rstrip(" " + SPACE)
         prefix = SPACE if text and self.space_prefix else ""
-        return self.vocab.words(prefix + text.replace(" ", SPACE))
+        return self.vocab.word.findall(prefix + text.replace(" ", SPACE))
 
     def encode(self, piece: str) -> tuple[int, ...]:
         out: list[int] = []

@@ -4,8 +4,6 @@ Reference: the `tokenizer.ggml.*` keys of the GGUF specification (ggml-org/ggml,
 All that a tokenizer relies on later is checked here, once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -83,22 +81,17 @@ class Vocab:
     @cached_property
     def plain(self) -> dict[str, int]:
         """The tokens that text may become: no control, unknown or byte token among them."""
-        plain = dict(self.ids)
-        for text in self.of_kind(CONTROL, UNKNOWN, BYTE):
-            del plain[text]
-        return plain
+        others = self.of_kind(CONTROL, UNKNOWN, BYTE)
+        return {text: i for text, i in self.ids.items() if text not in others}
 
     def of_kind(self, *kinds: int) -> dict[str, int]:
         """The tokens of these kinds and their ids, without empty ones."""
         found = [i for i, kind in enumerate(self.kinds) if kind in kinds]
         return {self.tokens[i]: i for i in found if self.tokens[i]}
 
-    def words(self, text: str) -> list[str]:
-        """The text cut where no token can cross."""
-        return self._word.findall(text)
-
     @cached_property
-    def _word(self) -> re.Pattern[str]:
+    def word(self) -> re.Pattern[str]:
+        """Finds all of a text, cut where no token can cross."""
         if re.search(f"[^{SPACE}\n]{SPACE}", "\n".join(self.tokens)):
             return re.compile("(?s).+")  # some token goes on past a word into the next space
         return re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")

@@ -4,8 +4,6 @@ Reference: Devlin et al., "BERT" (2019), the tokenization of its release. In GGU
 starts a word has U+2581 before it, and one that goes on has no "##".
 """
 
-from __future__ import annotations
-
 import unicodedata
 
 import attrs
@@ -40,8 +38,7 @@ class WordPieces:
             text = _MARKS.sub("", unicodedata.normalize("NFD", text))
         if self.lower:
             text = "".join(map(str.lower, text))  # by character: no final sigma
-        words: list[str] = _WORDS.findall(text)
-        return words
+        return list(_WORDS.findall(text))
 
     def encode(self, word: str) -> tuple[int, ...]:
         plain, out = self.vocab.plain, []

@@ -1,39 +1,30 @@
-"""The plain interpreter: every node by its reference, one after the other."""
+"""The plain interpreter: every node by its reference, one after the other.
 
-from __future__ import annotations
+What a device is compared with, and what the tests of operations and models run.
+"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-
 from umbel.errors import GraphError
-from umbel.gguf.quants import dequantise
-from umbel.gguf.types import F32, DType
+from umbel.gguf.types import F32, DType, dequantise
 from umbel.graph import Graph, Operation, Role, Tensor
 from umbel.ops.elementwise import cast
 from umbel.ops.rules import Array, is_a
 
 
-def evaluate(
-    wanted: Graph | Iterable[Tensor], feeds: Mapping[Tensor, Array], *, dtype: DType = F32
-) -> list[Array]:
-    """The values of the outputs; state among `feeds` is changed in place.
+def evaluate(graph: Graph, feeds: Mapping[Tensor, Array], *, dtype: DType = F32) -> list[Array]:
+    """The values of the graph's outputs; state among `feeds` is changed in place.
 
     Quantised tensors are fed as their bytes, as `GGUFFile.array` gives them. With another
     `dtype` every value on the way is rounded to it, which is the best that a device computing
-    in that dtype can do. Nodes of a graph run in its order, others before what reads them.
+    in that dtype can do.
     """
-    graph = wanted if isinstance(wanted, Graph) else Graph((), tuple(wanted))
-    pending = [*reversed(graph.outputs), *reversed(graph.nodes)]
+    values: dict[Tensor, Array] = {}
+    needed = (t for node in graph.nodes for t in (*node.inputs, node))
     with np.errstate(all="ignore"):
-        values = {t: _rounded(t, array, dtype) for t, array in feeds.items()}
-        while pending:
-            tensor = pending.pop()
-            missing = [t for t in tensor.inputs if t not in values]
-            if missing:
-                pending += [tensor, *reversed(missing)]
-            elif tensor not in values:
-                values[tensor] = _rounded(tensor, _computed(tensor, values), dtype)
+        for t in dict.fromkeys([*needed, *graph.outputs]):
+            values[t] = _rounded(t, feeds[t] if t in feeds else _computed(t, values), dtype)
     return [values[t] for t in graph.outputs]
 
 

@@ -1,0 +1,106 @@
+"""A toy accelerator: everything that makes real ones awkward, in plain NumPy.
+
+Its memory is out of the host's sight. It works on a thread of its own and tells of a failure
+when it is waited for. It computes in float16, takes steps of certain sizes only, compiles a
+split and keeps what lies inside to itself, refuses some dtypes, and cannot scatter. Kernels for
+it, from other distributions, are functions `kernel(node, *arrays) -> array` (see `Machine`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from umbel.graph import Tensor
+from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hookimpl
+
+from umbel_toy.machine import Machine
+from umbel_toy.memory import Memory
+
+UMBEL_API = 1
+
+DEVICE = Device("toy:0", "a toy that computes in float16", priority=10, simulated=True)
+CANNOT = ("set_rows", "kv_attention", "mul_mat_id", "top_k", "ssm_scan")
+FACTORS = {"rope": 2, "rope_cos_sin": 1}  # so many inputs and no more
+_open: dict[str, Machine] = {}
+
+
+@hookimpl
+def devices() -> Sequence[Device]:
+    return [DEVICE]
+
+
+@hookimpl
+def options() -> Sequence[Option]:
+    return [Option("memory", "bytes that it has", 1 << 30, int)]
+
+
+@hookimpl
+def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
+    size = options["memory"]
+    _open[device.name] = Machine(size, {k.operation: k for k in kernels})
+    return DeviceInfo(
+        memory_total=size,
+        memory_free=size,
+        compute_dtype="f16",
+        token_buckets=(1, 4, 16, 64),
+        length_buckets=(64, 256, 1024, 4096),
+        opaque=True,
+    )
+
+
+@hookimpl
+def close(device: Device) -> None:
+    _open.pop(device.name).close()
+
+
+@hookimpl
+def buffer_type(device: Device) -> Memory:
+    return _open[device.name].memory
+
+
+@hookimpl
+def op_supported(device: Device, node: Tensor) -> str | None:
+    assert node.op is not None
+    kernel = _open[device.name].kernels.get(node.op.name)
+    if kernel is not None:
+        return kernel.supported(node)
+    if node.op.name in CANNOT:
+        return f"it has no kernel for {node.op.name}"
+    if len(node.inputs) > FACTORS.get(node.op.name, len(node.inputs)):
+        return "frequency factors would lose their last digits in float16"
+    odd = {t.dtype.name for t in (node, *node.inputs)} - {"f16", "i32"}
+    return f"it cannot compute with {min(odd)}" if odd else None
+
+
+@hookimpl
+def graph_compute(device: Device, graph: SplitGraph) -> None:
+    _open[device.name].start(graph)
+
+
+@hookimpl
+def sync(device: Device) -> None:
+    _open[device.name].wait()
+
+
+@hookimpl
+def cancel(device: Device) -> None:
+    if device.name in _open:
+        _open[device.name].stop()
+
+
+@hookimpl
+def forget(device: Device, uid: int) -> None:
+    if device.name in _open:
+        _open[device.name].programs.pop(uid, None)
+
+
+@hookimpl
+def status(device: Device) -> Mapping[str, object]:
+    machine = _open.get(device.name)
+    if machine is None:
+        return {}
+    return {"memory_free": machine.memory.left, "programs": len(machine.programs)}
+
+
+@hookimpl
+def doctor() -> Sequence[str]:
+    return ["the toy is made of software and works everywhere: nothing to do"]

@@ -1,0 +1,1 @@
+"""The conformance suite: `pytest --pyargs umbel_kit.conformance --umbel-device NAME`."""

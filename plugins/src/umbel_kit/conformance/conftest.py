@@ -1,0 +1,44 @@
+"""The device under test, opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from umbel.graph import Operation
+    from umbel.plan import Target
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Target:
+    """The device, with the options that were given; whatever keeps it from opening fails."""
+    from umbel import plugins
+
+    options = plugins.parse_options(request.config.option.umbel_option)
+    found = plugins.get()
+    return found.open(found.find(request.config.option.umbel_device), options)
+
+
+@pytest.fixture(scope="session")
+def ops() -> Mapping[str, Operation]:
+    """All operations, those of plugins too."""
+    from umbel import plugins
+    from umbel.ops import OPS
+
+    return {**OPS, **{op.name: op for _, brought in plugins.get().ask("ops") for op in brought}}
+
+
+@pytest.fixture
+def refused(request: pytest.FixtureRequest):
+    """refused(reason): the third outcome, neither right nor wrong; told at the end."""
+    from umbel_kit.pytest_plugin import REFUSED
+
+    def note(reason: str) -> None:
+        told = request.config.stash.setdefault(REFUSED, {})
+        told.setdefault(reason, []).append(request.node.name)
+        pytest.skip(f"not supported: {reason}")
+
+    return note

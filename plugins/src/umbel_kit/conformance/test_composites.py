@@ -1,0 +1,35 @@
+"""Composite operations, made from the operations that the device has: the same values.
+
+The decomposition is placed as a plan places it: the device computes the pieces that it claims,
+the host the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    from umbel.ops import OPS
+
+    from umbel_kit.cases import CASES
+
+    composite = [c for c in CASES if OPS[c.op].decompose is not None and not c.edges]
+    metafunc.parametrize("case", composite, ids=str)
+
+
+@pytest.fixture(scope="session")
+def host() -> Any:
+    from umbel import plugins
+
+    found = plugins.get()
+    return found.open(found.find("host"))
+
+
+def test_composite(case, target, host, ops) -> None:
+    """The decomposition on the device against the reference of the composite."""
+    from umbel_kit.planned import fault_of_decomposition
+
+    assert fault_of_decomposition(case, target, host, ops) == ""

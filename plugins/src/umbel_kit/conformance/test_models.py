@@ -1,0 +1,160 @@
+"""Whole tiny models on the device: the host's answers, however they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+NAMES = (
+    *("bert", "gemma3", "gpt2", "granite", "lfm2", "llama", "mamba", "mamba2"),
+    *("olmo2", "phi3", "qwen2", "qwen3", "qwen3moe"),
+)
+DECODERS = [name for name in NAMES if name != "bert"]
+# NMSE of a row of logits. A narrow dtype rounds in every layer; with quantised weights a device
+# may round activations to 8 bits.
+LIMITS = {"f32": 1e-6, "f16": 3e-4, "bf16": 3e-2}
+QUANTISED = 2e-3
+
+
+@pytest.fixture(scope="session")
+def load(request, target, tmp_path_factory):
+    """load(arch, device, dtype): a model, open as long as the tests run."""
+    import umbel
+    from umbel import plugins
+    from umbel.models import architecture
+    from umbel.ops import OPS
+
+    from umbel_kit.models import write_model
+
+    folder, opened = tmp_path_factory.mktemp("models"), {}
+    options = plugins.parse_options(request.config.option.umbel_option)
+
+    def loaded(arch: str, device: str = "", dtype: str = "f32") -> Any:
+        key = arch, device or target.device.name, dtype
+        if key not in opened:
+            path = folder / f"{arch}-{dtype}.gguf"
+            if not path.exists():
+                write_model(path, architecture(arch), OPS, dtype=dtype)
+            opened[key] = umbel.load(
+                path, key[1], ctx=64, parallel=3, ubatch=16, options=options
+            )
+        return opened[key]
+
+    yield loaded
+    for model in opened.values():
+        model.close()
+
+
+@pytest.fixture
+def close(request, target):
+    """close(expected, actual): rows of results within the limit of the device's dtype."""
+    from umbel_kit.compare import nmse
+
+    params = getattr(request.node, "callspec", None)
+    rounded = params is not None and params.params.get("dtype", "").startswith("q")
+    least = QUANTISED if rounded else 0.0
+    most = max(least, LIMITS[target.info.compute_dtype])
+
+    def check(expected: np.ndarray, actual: np.ndarray) -> None:
+        assert expected.shape == actual.shape
+        assert max(nmse(e, a) for e, a in zip(expected, actual, strict=True)) < most
+
+    return check
+
+
+@pytest.fixture
+def ids() -> list[int]:
+    """Token ids for which no router of these models is nearly undecided: there the rounding of
+    a narrow dtype would choose another expert, and every row after that would differ."""
+    return np.random.default_rng(7).integers(3, 256, 24).tolist()
+
+
+def test_encoder(load, close, ids) -> None:
+    """The hidden states of a text."""
+    close(load("bert", "host").hidden(ids), load("bert").hidden(ids))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("arch", DECODERS)
+def test_prefill(load, close, ids, arch, dtype) -> None:
+    """The logits of all tokens of a prompt that takes two steps."""
+    close(load(arch, "host", dtype).logits(ids), load(arch, dtype=dtype).logits(ids))
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+def test_decode(load, close, ids, arch) -> None:
+    """Token by token after a prompt."""
+    expected = load(arch, "host").logits(ids)
+    with load(arch).open() as session:
+        rows = [session.feed(ids[:10])] + [session.feed([i]) for i in ids[10:]]
+    close(expected[9:], np.stack(rows))
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+def test_two_sequences(load, close, ids, arch) -> None:
+    """Two sequences that share steps get what each gets alone."""
+    from umbel.state import Sequence
+
+    runner, engine = load(arch).runner, load(arch).engine
+    others = ids[::-1]
+    one, two = Sequence(), Sequence()
+
+    def work() -> list[np.ndarray]:
+        runner.forward(one, ids[:7])
+        runner.forward(two, others[:12])
+        made = [runner.decode([one, two], [ids[7 + i], others[12 + i]]) for i in range(6)]
+        for sequence in (one, two):
+            runner.cache.close(sequence)
+        return made
+
+    rows = np.stack(engine.call(work))  # (steps, sequences, n_vocab)
+    host = load(arch, "host")
+    close(host.logits(ids[:13])[7:], rows[:, 0])
+    close(host.logits(others[:18])[12:], rows[:, 1])
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+def test_cancelled(load, ids, arch) -> None:
+    """A generation that is stopped in the middle leaves a session that goes on as if it had
+    been asked for no more."""
+    model = load(arch)
+    with model.open() as session:
+        with session.generate(ids[:10], max_tokens=40, temperature=0) as answer:
+            for _ in answer:
+                break
+        rest = session.generate(max_tokens=6, temperature=0)
+        rest.read()
+        said = answer.tokens + rest.tokens
+    whole = model.generate(ids[:10], max_tokens=len(said), temperature=0)
+    whole.read()
+    assert whole.tokens == said
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+def test_failing_step(load, ids, arch, monkeypatch) -> None:
+    """After a step that failed half-way the same tokens give the same logits."""
+    from umbel.errors import DeviceError
+    from umbel.plan import Plan
+
+    model = load(arch)
+    run = Plan._run_step
+
+    def failing(plan: Plan, step: Any) -> None:
+        run(plan, step)
+        if step is plan.steps[-1]:
+            msg = "a fault of the test's own"
+            raise DeviceError(msg)
+
+    with model.open() as session:
+        session.feed(ids[:6])
+        with monkeypatch.context() as patch:
+            patch.setattr(Plan, "_run_step", failing)
+            with pytest.raises(DeviceError, match="own"):
+                session.feed(ids[6:9])
+        again = session.feed(ids[6:9])
+        assert session.tokens == ids[:9]
+    with model.open() as session:
+        session.feed(ids[:6])
+        np.testing.assert_array_equal(again, session.feed(ids[6:9]))
