@@ -98,13 +98,16 @@ def _hook(source: Source, caller: pluggy.HookCaller, record: Record) -> Callable
     if not impls:
         default: Any = {Sequence: (), Mapping: {}}.get(get_origin(kind))
         return lambda *args: default
-    function = impls[0].function
-    names = (*impls[0].argnames, *impls[0].kwargnames)
-    takes = [(name, place) for place, name in enumerate(spec.argnames) if name in names]
+    function, names = impls[0].function, [*impls[0].argnames, *impls[0].kwargnames]
+    takes = [name for name in names if name in spec.argnames]
+    places = [spec.argnames.index(name) for name in takes]
+    # By position, which costs a third of a call by names: that where others stand between them.
+    plain = takes == names[: len(takes)]
 
     def guarded(*args: Any) -> Any:
         try:
-            answer = function(**{name: args[place] for name, place in takes})
+            got = [args[place] for place in places]
+            answer = function(*got) if plain else function(**dict(zip(takes, got, strict=True)))
             if kind is not type(None):
                 _check(answer, kind, text, source.name)
         except UmbelError:

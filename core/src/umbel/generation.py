@@ -137,8 +137,7 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
 
     def read(self) -> str:
         """Waits for the end; the whole text."""
-        for _ in self:
-            pass
+        list(self)
         return self.text
 
     def close(self) -> None:
