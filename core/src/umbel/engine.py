@@ -41,8 +41,7 @@ class Engine:
         # Reentrant: the garbage collector may cancel a job in the middle of anything.
         self._lock = threading.RLock()
         self.closed = False
-        self._thread = threading.Thread(target=self._loop, name="umbel", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread()  # none yet
 
     # from any thread
 
@@ -80,6 +79,9 @@ class Engine:
                 msg = "the model is closed"
                 raise UmbelError(msg, do="load it again")
             self._posts.put(function)
+            if not self._thread.is_alive():  # nor is it in the child of a process that forks
+                self._thread = threading.Thread(target=self._loop, name="umbel", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """Ends all jobs and the thread, and does not wait for it."""
@@ -92,7 +94,7 @@ class Engine:
     def close(self) -> None:
         """Ends all jobs and the thread."""
         self.stop()
-        if self._thread is not threading.current_thread():
+        with contextlib.suppress(RuntimeError):  # it is this one, or nobody needed it
             self._thread.join()
 
     def _interrupt(self) -> None:
@@ -113,12 +115,12 @@ class Engine:
             try:
                 post()
             except BaseException as error:  # no step's: nobody may wait for ever
-                self._end_all("error", _told(error))
+                self._end(self._waiting + self._decoding, "error", _told(error))
             del post  # what it holds can be collected while this thread waits
-        self._end_all("cancelled")
+        self._end(self._waiting + self._decoding, "cancelled")
 
-    def _end_all(self, reason: str, error: Exception | None = None) -> None:
-        for job in (*self._waiting, *self._decoding):
+    def _end(self, jobs: Sequence[Job], reason: str, error: Exception | None = None) -> None:
+        for job in jobs:
             self._finish(job, reason, error)
 
     def _run(self, call: _Call) -> None:
@@ -160,11 +162,9 @@ class Engine:
             with self._computing(jobs):
                 step(*args)
         except CancelledError:
-            for job in jobs:
-                self._finish(job, "cancelled")
+            self._end(jobs, "cancelled")
         except BaseException as error:
-            for job in jobs:
-                self._finish(job, "error", _told(error))
+            self._end(jobs, "error", _told(error))
 
     @contextlib.contextmanager
     def _computing(self, tasks: Sequence[Job | _Call]) -> Iterator[None]:

@@ -85,6 +85,7 @@ class Job:
     keep: int = -1  # tokens kept in front when the context is shifted; -1: end instead
     logprobs: int = -1  # how many; -1: none at all
     transient: bool = False  # the sequence goes when the job has ended
+    owner: object = None  # of the sequence: is not collected before the job
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
     dropped: int = 0  # tokens, when the context was full
     sampled: int = 0
@@ -146,7 +147,7 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
             self._engine.cancel(self._job, len(self.tokens))
             while not isinstance(self._job.events.get(), Done):
                 pass
-            self.finish_reason = "cancelled"
+            self.finish_reason, self.dropped = "cancelled", self._job.dropped
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,7 +12,7 @@ from functools import partial
 import attrs
 import numpy as np
 
-from umbel.gguf.types import F32, DType, dequantise, quantise
+from umbel.gguf.types import BF16, F32, DType, dequantise, quantise
 from umbel.graph import MASKED, Tensor
 from umbel.hookspecs import Slot
 from umbel.host_memory import PIECE, HostWeight
@@ -36,9 +36,10 @@ class Arrays:
         return buffer if isinstance(buffer, HostWeight) and t.base is None else None
 
     def raw(self, t: Tensor) -> np.ndarray:
-        """The tensor in its own dtype; rows of bytes where NumPy does not know it."""
+        """The tensor in its own dtype, bf16 as bits; rows of bytes where there are blocks."""
         slot = self.slots[t.storage]
-        shape, strides, dtype = t.shape, t.strides, t.dtype.numpy
+        shape, strides = t.shape, t.strides
+        dtype = np.dtype("<u2") if t.dtype is BF16 else t.dtype.numpy
         if dtype is None:
             shape = (*shape[:-1], t.dtype.row_bytes(shape[-1]))
             strides, dtype = (*strides[:-1], 1), np.dtype(np.uint8)
@@ -70,7 +71,7 @@ class Arrays:
         out = self.raw(node)
         if node.dtype.numpy is not None:
             return lambda values: np.copyto(out, values, casting="unsafe")
-        return lambda values: np.copyto(out, quantise(values, node.dtype))
+        return lambda values: np.copyto(out, quantise(values, node.dtype).view(out.dtype))
 
 
 def _always(array: np.ndarray) -> Source:

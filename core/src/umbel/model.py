@@ -13,7 +13,7 @@ import numpy as np
 
 from umbel import gguf, loading
 from umbel.engine import Engine
-from umbel.errors import OptionError, TemplateError, UmbelError
+from umbel.errors import OptionError, TemplateError
 from umbel.generation import Generation
 from umbel.gguf import types
 from umbel.locate import find_model
@@ -214,9 +214,7 @@ class Model(AbstractContextManager["Model"]):
         if self.runner.encodes:
             msg = f"{self.runner.definition.architecture.name} is an encoder: it writes no text"
             raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
-        if self.engine.closed:
-            msg = "the model is closed"
-            raise UmbelError(msg, do="load it again")
+        self.engine.post(lambda: None)  # is refused when the model is closed
         return Session(self)
 
     def restore(self, path: str | os.PathLike[str]) -> Session:

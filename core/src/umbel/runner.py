@@ -65,7 +65,9 @@ class Runner:
         steps = (StepShape(n, 1, settings.ctx, 1) for n in lengths)
         self.usual = [self.padded(step) for step in steps]
         self._make_memory()
-        self.state_shape = self._state_shape()
+        cells = 1 + settings.ctx * settings.parallel
+        slots = 2 + settings.parallel * 8  # current, next, snapshots and marks of each sequence
+        self.state_shape = StateShape(cells, slots, BY_NAME[settings.kv], n_ctx=settings.ctx)
         self.cache = self._prepare()
 
     # set-up
@@ -74,12 +76,6 @@ class Runner:
         self.weights = Weights(self.definition.file)
         self.arenas = Arenas(self._forget_plans)
         self.states = States()
-
-    def _state_shape(self) -> StateShape:
-        s = self.settings
-        slots = 2 + s.parallel * 8  # current, next, snapshots and marks of each sequence
-        cells = 1 + s.ctx * s.parallel
-        return StateShape(cells, slots, BY_NAME[s.kv], n_ctx=s.ctx)
 
     def _prepare(self) -> Cache:
         """Places decode and the worst prefill before any weight is loaded; makes the state."""

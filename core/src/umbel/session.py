@@ -138,6 +138,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             keep=kept,
             logprobs=alternatives,
             transient=self._transient,
+            owner=self,
         )
         generation = Generation(self._engine, job)
         self._generation = weakref.ref(generation)
@@ -168,8 +169,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
     def close(self) -> None:
         """Stops what it generates and gives its place back; it is empty then."""
         with self._lock:
-            generation = self._running()
-            if generation is not None:
+            if generation := self._running():
                 generation.close()
             with contextlib.suppress(UmbelError):  # the model is closed, and so is all of it
                 self._become([], 0)

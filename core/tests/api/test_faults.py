@@ -7,7 +7,8 @@ import threading
 
 import pytest
 import umbel
-from umbel.errors import DeviceError, ModelFormatError, OptionError
+from umbel import plugins
+from umbel.errors import DeviceError, ModelFormatError, OptionError, UmbelError
 
 USES = [
     lambda s: s.generate(temperature=0, max_tokens=2).read(),
@@ -111,6 +112,21 @@ def test_a_backend_that_cannot_cancel(add_backend, load):
         assert "cancelled" == generation.finish_reason
     model.generate([1, 2])
     model.close()
+
+
+def test_a_backend_that_cannot_forget(add_backend, load):
+    """The model is closed all the same, and the fault is kept."""
+
+    def forget(device, uid):
+        raise OSError("lost the compiler")
+
+    add_backend("clinging", forget=forget)
+    model = load("llama", device="clinging")
+    model.logits([1, 2, 3])
+    model.close()
+    assert any("lost the compiler" in fault.reason for fault in plugins.get().faults)
+    with pytest.raises(UmbelError, match="closed"):
+        model.logits([1])
 
 
 def test_a_file_without_layers_is_refused(rewrite, load):

@@ -28,6 +28,15 @@ def test_an_answer_longer_than_the_context(shared, name, keep):
     assert 10 + 100 - 32 <= generation.dropped <= 10 + 100
 
 
+def test_an_answer_that_is_stopped_tells_what_was_dropped(load):
+    """As one that comes to its end does."""
+    generation = load("llama", ctx=32).generate(IDS, keep=4, **SETTINGS | {"max_tokens": None})
+    while len(generation.tokens) < 60:
+        next(generation)
+    generation.close()
+    assert ("cancelled", True) == (generation.finish_reason, generation.dropped >= 10 + 60 - 32)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "mamba", "mamba2", "lfm2"])
 def test_what_has_no_rotary_keys_is_prefilled_again(shared, name):
     """Each token after a shift is that of a cold start with what was left."""

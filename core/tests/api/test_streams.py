@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -330,13 +332,43 @@ def test_lost_sessions_give_their_place_back(scripted):
     assert model.runner.cache.cells.free == len(model.runner.cache.cells.references) - 1
 
 
-def test_a_generation_outlives_its_model(scripted):
-    """Who holds the answer holds what computes it."""
-    model, _ = scripted(b"abc")
-    generation = umbel.Model.generate(model, [65], temperature=0)
-    del model
+def test_a_generation_outlives_its_model_and_its_session(request):
+    """Who holds the answer holds what computes it, and its state."""
+    path = request.path.parents[1] / "data" / "oracles" / "stories260K.gguf"
+    given = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+    with umbel.load(path, device="host") as model:
+        text = model.generate(**given).read()
+    assert text == umbel.load(path, device="host").generate(**given).read()
+    session = umbel.load(path, device="host").open()
+    generation = session.generate(**given)
+    next(generation)
+    session = weakref.ref(session)
     gc.collect()
-    assert "abc" == generation.read()
+    assert text == generation.read()
+    engine = generation._engine
+    del generation
+    gc.collect()
+    assert session() is None
+    assert engine.closed
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_process_that_forks_has_the_model_too(request, used):
+    """As servers do it: load, then fork workers. The engine's thread stays with the parent."""
+    path = request.path.parents[1] / "data" / "oracles" / "llama.gguf"
+    code = f"""if True:
+        import os, signal, sys, umbel
+        model = umbel.load({str(path)!r}, device="host")
+        if {used}:
+            model.logits([1, 2, 3])
+        child = os.fork()
+        if child:
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        signal.alarm(20)
+        assert 3 == len(model.logits([1, 2, 3]))
+        model.close()
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_lost_model_is_gone(request):

@@ -111,9 +111,13 @@ def test_empty(name, shape):
     assert shape == quants.dequantise(raw, dtype).shape
 
 
-def test_write_no_rows():
-    """Nothing is written as nothing."""
-    assert quants.quantise(np.empty((0, 64), np.float32), BY_NAME["q8_0"]).shape == (0, 68)
+@pytest.mark.parametrize("name", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0, 0)])
+def test_write_nothing(name, shape):
+    """No rows, and rows of nothing, are written as such."""
+    raw = quants.quantise(np.empty(shape, np.float32), BY_NAME[name])
+    size = raw.nbytes // max(len(raw), 1)
+    assert (shape[0], BY_NAME[name].row_bytes(shape[1]) * bool(shape[0])) == (len(raw), size)
 
 
 def test_single_row():

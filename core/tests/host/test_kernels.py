@@ -174,6 +174,15 @@ def test_results_in_every_float(run):
     assert expected.tolist() == dequantise(brain, BY_NAME["bf16"]).tolist()
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_turned_view_is_read_by_its_strides(run, dtype):
+    """Of a dtype that NumPy does not know too, where the last axis is not contiguous."""
+    x = run.leaf(Role.INPUT, run.normal(3, 5), dtype)
+    turned = run.build.permute(x, axes=(1, 0))
+    (actual,) = run.compute(run.build.cast(turned, dtype="f32"))
+    assert dequantise(run.feeds[x], BY_NAME[dtype]).T.tolist() == actual.tolist()
+
+
 def test_an_operation_that_nobody_knows(run):
     """A new operation runs by its reference, with what it changes as it is stored."""
 

@@ -75,6 +75,16 @@ def test_optional_keys(load, rewrite, name, keys, tensors):
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize(("name", "layers"), [("gemma3-window", 7), ("olmo3", 4)])
+def test_layers_without_a_window(load, rewrite, name, layers):
+    """Where the file names no window no layer has one, and all turn in the scaled way."""
+    everywhere = {"attention.sliding_window_pattern": [False] * layers}
+    expected = load(rewrite(name, everywhere)).whole(IDS)
+    for pattern in ({}, {"attention.sliding_window_pattern": None}):
+        actual = load(rewrite(name, {"attention.sliding_window": None, **pattern})).whole(IDS)
+        np.testing.assert_array_equal(actual, expected)
+
+
 TIED = ["llama", "qwen2", "qwen3", "gpt2", "llama-e256-Q8_0", "llama-e256-Q4_0"]
 
 

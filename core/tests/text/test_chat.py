@@ -534,6 +534,8 @@ HUGE = {
     + "{% set ns.d = {1: [(ns.d or {}).items(), (ns.d or {}).values()]} %}{% endfor %}"
     + "{{ ns.d|string|length }}",
     "json indent": "{{ [1]|tojson(indent=10**9) }}",
+    "json indent and no number": "{{ [1]|tojson(indent=10**9, allow_nan='nan'|float) }}",
+    "indent and no number": "{{ 'a\n'|indent(10**9, 'nan'|float) }}",
     "json deep": "{% set ns = namespace(a=range(99999)|list) %}{% for i in range(900) %}"
     "{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a|tojson(indent=30) }}",
     "json separators": "{{ (range(99999)|list)|tojson(separators=('x' * 99999, ':')) }}",

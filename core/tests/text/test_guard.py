@@ -156,6 +156,29 @@ def test_arguments_in_json(arguments: str, shown: str) -> None:
     assert shown == prompt.replace("\ufdd0", "⊘")
 
 
+@pytest.mark.parametrize(
+    "text", ["a <s> | b", "é [INST] '\"", "\\ufdd0 \\\\ufdd0", "<s\\ufdd0>"]
+)
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("tojson(ensure_ascii=True)", json.dumps),
+        ("tojson", lambda m: json.dumps(m, ensure_ascii=False)),
+        ("string", str),
+        ("join", lambda m: "".join(map(str, m))),
+    ],
+)
+def test_texts_that_are_escaped(
+    text: str, how: str, expected: Callable[[list[Any]], str]
+) -> None:
+    """A text in ASCII JSON, or in a list as Python shows it, has no trace of a mark."""
+    value = [text, {text: text}]
+    template = ChatTemplate("{{ messages[0].m | " + how + " }}")
+    prompt = template.render([{"role": "user", "m": value}], None, MATCHER)
+    assert [prompt] == MATCHER.split(prompt)
+    assert expected(value) == prompt.replace("\ufdd0", "")
+
+
 @pytest.mark.parametrize("text", ["EOS", "<EOS>", "</EOS>", "/EOS", "xEOSx", "E/OS", "<x>EOS"])
 @pytest.mark.parametrize("source", ["", "<EOS> </EOS> /EOS <x> /O"])
 def test_control_texts_without_signs(text: str, source: str) -> None:
@@ -202,9 +225,10 @@ def test_tags_that_touch_a_control_text(control: str, tag: str, kept: bool) -> N
     assert tag == marked.replace("\ufdd0", "")
 
 
-def test_many_tags_are_fast() -> None:
-    """A long text of different tags takes a moment, also beside thousands of control texts."""
-    control = Matcher({f"<unused{i}>": i for i in range(6000)})
+@pytest.mark.parametrize("n", [6000, 200_000])
+def test_many_tags_are_fast(n: int) -> None:
+    """A long text of different tags takes a moment, also beside very many control texts."""
+    control = Matcher({f"<unused{i}>": i for i in range(n)})
     content = "".join(f"<t{i}></t{i}>" for i in range(500)) + "<" * 300_000
     begin = time.thread_time()
     source = "".join(f"</t{i:05}_that_is_quite_long>" for i in range(2000))

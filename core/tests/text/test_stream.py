@@ -79,6 +79,7 @@ def test_space_prefix(vectors: Callable[..., Any]) -> None:
     ids = tokenizer.encode("Hello world")
     assert "Hello world" == "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
     assert " Hello world" == "".join(stream(tokenizer, ids[1:])) == tokenizer.decode(ids[1:])
+    assert "Hello world Hello world" == "".join(stream(tokenizer, ids + ids))  # a BOS inside
     shown = "<s>Hello world"
     assert shown == "".join(stream(tokenizer, ids, special=True))
     assert shown == tokenizer.decode(ids, special=True)

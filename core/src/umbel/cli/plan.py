@@ -57,8 +57,7 @@ def _show(plan: Plan, every: bool) -> None:
 def _show_memory(model: Model) -> None:
     runner = model.runner
     kinds = (runner.weights, runner.states, runner.arenas)
-    rows = [("device", "weights", "state", "compute")]
+    rows = [["device", "weights", "state", "compute"]]
     for target in runner.targets:
-        weights, state, compute = (common.mib(kind.nbytes(target)) for kind in kinds)
-        rows.append((target.device.title, weights, state, compute))
+        rows.append([target.device.title, *(common.mib(k.nbytes(target)) for k in kinds)])
     common.show_table(rows)

@@ -94,6 +94,8 @@ def dequantise(raw: np.ndarray, dtype: DType) -> np.ndarray:
 
 def quantise(values: np.ndarray, dtype: DType) -> np.ndarray:
     """float32 values as the raw array of a type that can be written; rows are the last axis."""
+    if not values.shape[-1]:
+        return np.empty(values.shape, np.uint8)  # rows of nothing, which the package refuses
     from gguf import GGMLQuantizationType, quants
 
     with np.errstate(all="ignore"):

@@ -124,7 +124,7 @@ def read_windows(
         period = meta.count(key, period)
         windowed = tuple((i + 1) % period if period else 1 for i in range(n))
     local = Rope(wide.n_dims, wide.mode, meta.get("rope.freq_base_swa", float, freq_base))
-    return [(hparams.window, local) if has else (0, wide) for has in windowed]
+    return [(hparams.window, local) if on and hparams.window else (0, wide) for on in windowed]
 
 
 def read_rope(hparams: Hparams, mode: str) -> Rope:

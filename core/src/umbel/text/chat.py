@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from umbel.errors import TemplateError
-from umbel.text.guard import guarded
-from umbel.text.tokenizer import Matcher
+from umbel.text.guard import ESCAPED, guarded
+from umbel.text.tokenizer import MARK, Matcher
 
 Json: TypeAlias = Mapping[str, Any]
 Messages: TypeAlias = Sequence[Json]
@@ -67,8 +67,8 @@ class ChatTemplate:
             raise TemplateError(msg, where="messages, tools or options", got=error) from error
         variables["messages"] = _messages(variables["messages"], source)
         tokens = {"bos_token": self.bos, "eos_token": self.eos}
-        defaults = {"add_generation_prompt": True, "documents": None, **tokens}
-        return template.render(source, {**defaults, **variables}, self.where)
+        variables = {"add_generation_prompt": True, "documents": None, **tokens, **variables}
+        return template.render(source, variables, self.where).replace(ESCAPED, MARK)
 
 
 def from_metadata(metadata: Json, bos: str, eos: str, where: str) -> ChatTemplate | None:

@@ -4,7 +4,10 @@ A template gives one text, in which its own control tokens must be parsed and th
 in what it was given must not, nor those that arise when it joins, cuts or cleans texts. Before
 rendering, a noncharacter is put after each bracket, bar or other sign of control texts in the
 given strings, and after each letter of a control text that has no signs; where one stands,
-nothing is a control token; then `Tokenizer.encode` takes all of them out.
+nothing is a control token; then `Tokenizer.encode` takes all of them out. A template that
+asks for JSON in ASCII, or for a list as Python shows it, writes the mark as ESCAPED, which is
+turned back after rendering; where a given string holds that spelling itself, a mark in it keeps
+it what it is.
 
 Other letters, digits, `_` and blanks stay as they are: a template that writes `<|{{ role }}|>`
 means the token. So do tags like `</think>` and words like `/no_think` that stand in the
@@ -18,6 +21,8 @@ from typing import Any
 from umbel.text.tokenizer import MARK, Matcher
 
 LOOKED_FOR = 64  # tags and words of one template at most: none that is known has so many
+WORK = 1 << 22  # characters of control texts, times tags, that are compared at most
+ESCAPED = ascii(MARK)[1:-1]
 _TAG = re.compile(r"</?\w{1,24}>|/\w{1,24}")
 
 
@@ -42,10 +47,10 @@ def _pattern(control: Matcher, source: str) -> re.Pattern[str]:
     """Finds what is to be marked, and before that the tags to be kept."""
     signs = {c for text in control.ids for c in text if _is_sign(c)}
     words = [text for text in control.ids if not any(map(_is_sign, text))]
-    tags = list(dict.fromkeys(_TAG.findall(source)))[:LOOKED_FOR]
     texts = MARK + MARK.join(control.ids).casefold() + MARK
+    tags = list(dict.fromkeys(_TAG.findall(source)))[: min(LOOKED_FOR, WORK // len(texts))]
     kept = [tag for tag in tags if not _touches(tag.casefold(), texts)]
-    return re.compile(f"(?P<kept>{_any_of(kept)})|{_any_of([*words, *signs])}")
+    return re.compile(f"(?P<kept>{_any_of(kept)})|{_any_of([ESCAPED, *words, *signs])}")
 
 
 def _any_of(texts: list[str]) -> str:

@@ -128,7 +128,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def spend(self, amount: float) -> None:
         self.left -= amount
-        if self.left < 0 or time.thread_time() > self.deadline:
+        if not self.left >= 0 or time.thread_time() > self.deadline:  # NaN is neither
             msg = "the chat template takes more time or memory than a template may"
             raise TemplateError(msg, do=_OTHER)
 
@@ -145,11 +145,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def weigh(self, value: Any) -> int:
         """The size of a value as a tree: printing, comparing or hashing it costs no more."""
         self.spend(1)
-        if isinstance(value, str):
-            return len(value)
         if isinstance(value, int) and value.bit_length() > 60:  # more have hashes in common
             return value.bit_length() ** 2
-        if not isinstance(value, Collection):
+        if isinstance(value, str) or not isinstance(value, Collection):
             return len(str(value))
         self.spend(16)
         parts = [*value, *value.values()] if isinstance(value, dict) else value
@@ -164,8 +162,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             sizes[0] = max(str(operands[0]).count(str(x)) for x in operands[1:])
         elif name in ("%", "format") and _ODD_FIELD.search(str(operands[0])):
             sizes[0] = math.inf
-        # also what is empty, or no number, counts
-        self.spend(max(1, sizes[0]) * max(1, sum(sizes[1:])))
+        # also what is empty counts; in this order `max` keeps what is no number
+        self.spend(max(sizes[0], 1) * max(sum(sizes[1:]), 1))
 
     def _paid(self, name: str, function: Any) -> Any:
         hidden = 1 if hasattr(function, "jinja_pass_arg") else 0  # jinja2 puts a context first

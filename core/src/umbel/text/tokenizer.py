@@ -120,9 +120,9 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of the ids; control tokens only show with `special`.
 
-        What is not UTF-8 becomes U+FFFD. Where a text starts (after BOS; at the first id in a
-        model that has no BOS), the space that `encode` put there is left out. Elsewhere ids may
-        continue a text: it stays.
+        What is not UTF-8 becomes U+FFFD. Where the text starts (after a first BOS; at the first
+        id in a model that has no BOS), the space that `encode` put there is left out. Elsewhere
+        ids may continue a text: it stays.
         """
         stream = StreamDecoder(self, special=special)
         return "".join(map(stream.push, self.check_ids(ids))) + stream.flush()
@@ -182,7 +182,8 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._special = special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._drop_space = tokenizer.coder.space_prefix and tokenizer.bos_id is None
+        self._space = b" " if tokenizer.coder.space_prefix else b""  # before the first text
+        self._drop_space = tokenizer.bos_id is None
 
     def push(self, token: int) -> str:
         """The characters that this token completes, perhaps none."""
@@ -196,8 +197,8 @@ class StreamDecoder:
         """The bytes of this token where it stands (and none of them kept for `flush`)."""
         data = self._tokenizer.token_bytes(token, special=self._special)
         if token == self._tokenizer.bos_id:
-            self._drop_space = self._tokenizer.coder.space_prefix
-        elif data and self._drop_space:
-            data = data.removeprefix(b" ")
-            self._drop_space = False
+            self._drop_space = True
+        elif data:
+            data = data.removeprefix(self._space if self._drop_space else b"")
+            self._space = b""
         return data
