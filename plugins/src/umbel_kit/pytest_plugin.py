@@ -13,7 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--umbel-device", default="host", metavar="NAME", help="as `umbel devices`")
     text = "an option of its backend; repeatable"
     group.addoption("--umbel-option", action="append", default=[], metavar="B.N=V", help=text)
-    text = "a module with more cases for operations of your own; repeatable"
+    text = "a module with more: CASES of operations, MODELS of architectures; repeatable"
     group.addoption("--umbel-cases", action="append", default=[], metavar="MODULE", help=text)
     text = "time each operation, and list the times at the end"
     group.addoption("--umbel-perf", action="store_true", help=text)
@@ -22,17 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    rows = config.stash.get(TIMES, [])
-    if rows:
-        terminalreporter.section("time per operation")
+    for title, rows in config.stash.get(TIMES, {}).items():
+        terminalreporter.section(f"time per operation on {title}")
         for row in sorted(rows):
             terminalreporter.write_line(row)
     reasons = config.stash.get(REFUSED, {})
     if reasons:
-        terminalreporter.section("not supported")
+        terminalreporter.section("not supported: tests, reason")
         for reason, cases in sorted(reasons.items()):
             terminalreporter.write_line(f"{len(cases):5} {reason}")
 
 
-TIMES = pytest.StashKey[list[str]]()
-REFUSED = pytest.StashKey[dict[str, list[str]]]()
+TIMES = pytest.StashKey[dict[str, list[str]]]()  # device -> lines
+REFUSED = pytest.StashKey[dict[str, list[str]]]()  # reason -> tests

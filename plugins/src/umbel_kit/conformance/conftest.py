@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 if TYPE_CHECKING:
     from umbel.graph import Operation
     from umbel.plan import Target
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Nothing is timed unless that was asked for."""
+    timing = collection_path.name == "test_perf.py" and not config.option.umbel_perf
+    return True if timing else None
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,30 @@ LIMITS = {"f32": 1e-6, "f16": 3e-4, "bf16": 3e-2}
 QUANTISED = 2e-3
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each for all decoders: the core's, and those in `MODELS` of the modules of cases."""
+    if "arch" in metafunc.fixturenames:
+        metafunc.parametrize("arch", [*DECODERS, *_more(metafunc.config)])
+
+
+def _more(config: pytest.Config) -> dict[str, Any]:
+    """Architectures of plugins, each with the metadata that it needs beyond the usual."""
+    modules = map(import_module, config.option.umbel_cases)
+    return {k: v for m in modules for k, v in getattr(m, "MODELS", {}).items()}
+
+
 @pytest.fixture(scope="session")
-def load(request, target, tmp_path_factory):
+def load(request, target, ops, tmp_path_factory):
     """load(arch, device, dtype): a model, open as long as the tests run."""
     import umbel
     from umbel import plugins
     from umbel.models import architecture
-    from umbel.ops import OPS
 
     from umbel_kit.models import write_model
 
     folder, opened = tmp_path_factory.mktemp("models"), {}
+    brought = {a.name: a for _, some in plugins.get().ask("architectures") for a in some}
+    keys = _more(request.config)
     options = plugins.parse_options(request.config.option.umbel_option)
 
     def loaded(arch: str, device: str = "", dtype: str = "f32") -> Any:
@@ -36,7 +50,9 @@ def load(request, target, tmp_path_factory):
         if key not in opened:
             path = folder / f"{arch}-{dtype}.gguf"
             if not path.exists():
-                write_model(path, architecture(arch), OPS, dtype=dtype)
+                more = {k.replace(".", "__"): v for k, v in keys.get(arch, {}).items()}
+                of = brought.get(arch) or architecture(arch)
+                write_model(path, of, ops, dtype=dtype, **more)
             opened[key] = umbel.load(
                 path, key[1], ctx=64, parallel=3, ubatch=16, options=options
             )
@@ -77,13 +93,11 @@ def test_encoder(load, close, ids) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("arch", DECODERS)
 def test_prefill(load, close, ids, arch, dtype) -> None:
     """The logits of all tokens of a prompt that takes two steps."""
     close(load(arch, "host", dtype).logits(ids), load(arch, dtype=dtype).logits(ids))
 
 
-@pytest.mark.parametrize("arch", DECODERS)
 def test_decode(load, close, ids, arch) -> None:
     """Token by token after a prompt."""
     expected = load(arch, "host").logits(ids)
@@ -92,7 +106,6 @@ def test_decode(load, close, ids, arch) -> None:
     close(expected[9:], np.stack(rows))
 
 
-@pytest.mark.parametrize("arch", DECODERS)
 def test_two_sequences(load, close, ids, arch) -> None:
     """Two sequences that share steps get what each gets alone."""
     from umbel.state import Sequence
@@ -115,7 +128,6 @@ def test_two_sequences(load, close, ids, arch) -> None:
     close(host.logits(others[:18])[12:], rows[:, 1])
 
 
-@pytest.mark.parametrize("arch", DECODERS)
 def test_cancelled(load, ids, arch) -> None:
     """A generation that is stopped in the middle leaves a session that goes on as if it had
     been asked for no more."""
@@ -132,7 +144,6 @@ def test_cancelled(load, ids, arch) -> None:
     assert whole.tokens == said
 
 
-@pytest.mark.parametrize("arch", DECODERS)
 def test_failing_step(load, ids, arch, monkeypatch) -> None:
     """After a step that failed half-way the same tokens give the same logits."""
     from umbel.errors import DeviceError

@@ -1,9 +1,7 @@
 """A toy accelerator: everything that makes real ones awkward, in plain NumPy.
 
-Its memory is out of the host's sight. It works on a thread of its own and tells of a failure
-when it is waited for. It computes in float16, takes steps of certain sizes only, compiles a
-split and keeps what lies inside to itself, refuses some dtypes, and cannot scatter. Kernels for
-it, from other distributions, are functions `kernel(node, *arrays) -> array` (see `Machine`).
+Here are the hooks, `machine` computes, `memory` holds. The README says which clause of the
+contract stands where.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,6 @@ UMBEL_API = 1
 
 DEVICE = Device("toy:0", "a toy that computes in float16", priority=10, simulated=True)
 CANNOT = ("set_rows", "kv_attention", "mul_mat_id", "top_k", "ssm_scan")
-FACTORS = {"rope": 2, "rope_cos_sin": 1}  # so many inputs and no more
 _open: dict[str, Machine] = {}
 
 
@@ -35,16 +32,9 @@ def options() -> Sequence[Option]:
 
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
-    size = options["memory"]
+    size, tokens, lengths = options["memory"], (1, 4, 16, 64), (64, 256, 1024, 4096)
     _open[device.name] = Machine(size, {k.operation: k for k in kernels})
-    return DeviceInfo(
-        memory_total=size,
-        memory_free=size,
-        compute_dtype="f16",
-        token_buckets=(1, 4, 16, 64),
-        length_buckets=(64, 256, 1024, 4096),
-        opaque=True,
-    )
+    return DeviceInfo(size, size, "f16", tokens, lengths, opaque=True)
 
 
 @hookimpl
@@ -60,14 +50,15 @@ def buffer_type(device: Device) -> Memory:
 @hookimpl
 def op_supported(device: Device, node: Tensor) -> str | None:
     assert node.op is not None
-    kernel = _open[device.name].kernels.get(node.op.name)
+    name, dtypes = node.op.name, {t.dtype.name for t in (node, *node.inputs)}
+    kernel = _open[device.name].kernels.get(name)
     if kernel is not None:
         return kernel.supported(node)
-    if node.op.name in CANNOT:
-        return f"it has no kernel for {node.op.name}"
-    if len(node.inputs) > FACTORS.get(node.op.name, len(node.inputs)):
+    if name in CANNOT:
+        return f"it has no kernel for {name}"
+    if name.startswith("rope") and node.inputs[-1].dtype.name != "i32":
         return "frequency factors would lose their last digits in float16"
-    odd = {t.dtype.name for t in (node, *node.inputs)} - {"f16", "i32"}
+    odd = dtypes - {"f16", "i32"}
     return f"it cannot compute with {min(odd)}" if odd else None
 
 
@@ -104,3 +95,12 @@ def status(device: Device) -> Mapping[str, object]:
 @hookimpl
 def doctor() -> Sequence[str]:
     return ["the toy is made of software and works everywhere: nothing to do"]
+
+
+@hookimpl
+def commands(cli: Any) -> None:
+    def run(arguments: object) -> int:
+        print(*CANNOT, sep="\n")
+        return 0
+
+    cli.add_parser("toy", help="lists what a toy cannot do").set_defaults(run=run)

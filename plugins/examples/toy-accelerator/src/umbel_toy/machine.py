@@ -1,9 +1,15 @@
-"""The machine: a queue of splits, a thread that computes them, and failures that wait."""
+"""The machine: a queue of programs, a thread that runs them, and failures that wait.
+
+Kernels from other distributions: `run(node, *arrays)` gets the inputs as a reference does,
+float32 (or integers), for the time of the call only, on the machine's thread, and returns the
+result, which the machine rounds and stores.
+"""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Queue
+from typing import Any
 
 import numpy as np
 from umbel.errors import CancelledError, DeviceError
@@ -11,32 +17,26 @@ from umbel.gguf.types import I32, dequantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Kernel, SplitGraph
 
-from umbel_toy.memory import Memory
-
-Program = Callable[[], None]
+from umbel_toy.memory import JUNK, Memory
 
 
 class Machine:
-    """One open toy.
-
-    `kernels` come from other distributions: `run(node, *arrays)` gets the inputs as a reference
-    does, float32 (or integers), for the time of the call only, and returns the result, which
-    the machine rounds and stores.
-    """
+    """One open toy."""
 
     def __init__(self, size: int, kernels: Mapping[str, Kernel]) -> None:
-        self.memory = Memory(size, self._settle)
+        self.programs: dict[int, Callable[[], None]] = {}  # the compiled splits
         self.kernels = kernels
-        self.programs: dict[int, Program] = {}
-        self._queue: Queue[SplitGraph | None] = Queue()
+        self._queue: Queue[int | None] = Queue()
+        self.memory = Memory(size, settle=self._queue.join)
         self._failure: Exception | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name="toy", daemon=True)
         self._thread.start()
 
     def start(self, graph: SplitGraph) -> None:
-        self._stopped = False
-        self._queue.put(graph)
+        if graph.uid not in self.programs:
+            self.programs[graph.uid] = self._compile(graph)
+        self._queue.put(graph.uid)
 
     def stop(self) -> None:
         self._stopped = True
@@ -44,7 +44,7 @@ class Machine:
     def wait(self) -> None:
         """Until all is done; raises the first failure since the last time."""
         self._queue.join()
-        failure, self._failure = self._failure, None
+        failure, self._failure, self._stopped = self._failure, None, False
         if failure is not None:
             raise failure
 
@@ -52,63 +52,56 @@ class Machine:
         self._queue.put(None)
         self._thread.join()
 
-    def _settle(self) -> None:
-        if threading.current_thread() is not self._thread:
-            self._queue.join()
-
     def _work(self) -> None:
-        while (graph := self._queue.get()) is not None:
+        for uid in iter(self._queue.get, None):
             try:
                 if self._failure is None:  # nothing is computed from what failed
-                    self._run(graph)
+                    self.programs[uid]()
             except Exception as error:
                 self._failure = error
-            finally:
-                del graph
-                self._queue.task_done()
-        self._queue.task_done()
+            self._queue.task_done()
 
-    def _run(self, graph: SplitGraph) -> None:
-        if graph.uid not in self.programs:
-            self.programs[graph.uid] = self._compile(graph)
-        with np.errstate(all="ignore"):
-            self.programs[graph.uid]()
+    def _run(self, name: str, steps: Sequence[Callable[[], None]]) -> None:
+        for step in steps:
+            if self._stopped:
+                msg = "the toy was stopped"
+                raise CancelledError(msg)
+            try:
+                step()
+            except Exception as error:  # a real one would know no more than the split, either
+                msg = f"the toy failed in {name}"
+                raise DeviceError(msg, got=repr(error)) from error
 
-    def _compile(self, graph: SplitGraph) -> Program:
+    def _compile(self, graph: SplitGraph) -> Callable[[], None]:
         """Everything is decided here: where each value lies, and which function computes it."""
-        places = {t: slot.buffer.handle.bytes[slot.offset :] for t, slot in graph.slots.items()}
-        for node in graph.nodes:
-            for t in (*node.inputs, node):
-                if t.storage not in places:  # inside the split: the compiler's own
-                    places[t.storage] = np.full(t.storage.nbytes, 0xFF, np.uint8)
+        size = self.memory.alloc_size
+        places = {t: s.buffer.handle[s.offset :][: size(t)] for t, s in graph.slots.items()}
+        for t in (t.storage for node in graph.nodes for t in (*node.inputs, node)):
+            if t not in places:  # inside the split: the compiler's own
+                places[t] = np.full(size(t), JUNK, np.uint8)
         steps = [self._step(node, places) for node in graph.nodes]
+        name = f"split {graph.uid}, {graph.nodes[0].label} to {graph.nodes[-1].label}"
+        return partial(self._run, name, steps)
 
-        def program() -> None:
-            for node, step in zip(graph.nodes, steps, strict=True):
-                if self._stopped:
-                    msg = "the toy was stopped"
-                    raise CancelledError(msg)
-                try:
-                    step()
-                except Exception as error:
-                    msg = f"{node.label} failed on the toy"
-                    raise DeviceError(msg, got=error) from error
-
-        return program
-
-    def _step(self, node: Tensor, places: Mapping[Tensor, np.ndarray]) -> Program:
+    def _step(self, node: Tensor, places: Mapping[Tensor, np.ndarray]) -> Callable[[], None]:
         assert node.op is not None
-        kernel = self.kernels.get(node.op.name)
+        kernel: Any = self.kernels.get(node.op.name)
         run = partial(kernel.run, node) if kernel else partial(node.op.reference, **node.attrs)
-        sources = [(_array(t, places), t.dtype) for t in node.inputs]
-        target = _array(node, places)
+        sources = [(_window(t, places), t.dtype) for t in node.inputs]
+        tiles, target = places[node], _window(node, places)
 
         def step() -> None:
-            target[...] = run(*(a if d is I32 else dequantise(a, d) for a, d in sources))
+            with np.errstate(all="ignore"):
+                result = run(*(a if d is I32 else dequantise(a, d) for a, d in sources))
+                tiles.fill(JUNK)  # it writes whole ones: the padding, too
+                target[...] = result
 
         return step
 
 
-def _array(t: Tensor, places: Mapping[Tensor, np.ndarray]) -> np.ndarray:
+def _window(t: Tensor, places: Mapping[Tensor, np.ndarray]) -> np.ndarray:
     """The tensor's own window on its memory."""
-    return np.ndarray(t.shape, t.dtype.numpy, places[t.storage], t.offset, t.strides)
+    memory = places[t.storage] if t.size else None  # none at all may lie at any offset
+    offset = t.offset if t.size else 0
+    window: np.ndarray = np.ndarray(t.shape, t.dtype.numpy, memory, offset, t.strides)
+    return window

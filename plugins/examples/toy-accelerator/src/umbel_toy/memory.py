@@ -1,40 +1,38 @@
 """Memory that only the machine sees: the host reads and writes it by copies."""
 
-from __future__ import annotations
-
+import threading
 from collections.abc import Callable
+from weakref import WeakSet
 
 import attrs
 import numpy as np
 from umbel.errors import OutOfMemoryError
-from umbel.gguf.types import F16, DType, dequantise
+from umbel.gguf.types import F16, I32, DType, dequantise, quantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, Device
+
+JUNK = 0xFF  # what fresh memory holds: NaN, or a row that is nowhere
 
 
 @attrs.define(eq=False)
 class Piece:
     """A buffer. What is asked of it waits for the machine, which may still be using it."""
 
-    memory: Memory
-    bytes: np.ndarray
+    handle: np.ndarray  # for the machine only
+    settle: Callable[[], None]
 
     @property
     def nbytes(self) -> int:
-        return self.bytes.size
-
-    @property
-    def handle(self) -> Piece:
-        return self
+        return int(self.handle.size)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        self.memory.settle()
-        return self.bytes[offset : offset + nbytes].copy()
+        self.settle()
+        return np.array(self.handle[offset : offset + nbytes])
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        self.memory.settle()
+        self.settle()
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        self.bytes[offset : offset + raw.size] = raw
+        self.handle[offset : offset + raw.size] = raw
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
         return False  # the host takes it there
@@ -43,21 +41,24 @@ class Piece:
         msg = "the host cannot see the memory of a toy"
         raise RuntimeError(msg)
 
-    def __del__(self) -> None:
-        self.memory.left += self.bytes.size
-
 
 @attrs.define(eq=False)
 class Memory:
-    """So much of it; tensors begin at multiples of 128 bytes and fill whole ones."""
+    """So much of it; tensors begin at multiples of 128 bytes and fill whole tiles of 128."""
 
-    left: int
+    size: int
     settle: Callable[[], None]  # waits until the machine has done what it was told before
     alignment: int = 128
     max_size: int = 1 << 30
     is_host: bool = False
     separate: bool = False
     in_place: bool = False
+    _pieces: WeakSet[Piece] = attrs.field(factory=WeakSet, init=False)  # those in use
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    @property
+    def left(self) -> int:
+        return self.size - sum(piece.nbytes for piece in self._pieces)
 
     def alloc_size(self, tensor: Tensor) -> int:
         return -(-tensor.nbytes // self.alignment) * self.alignment
@@ -67,19 +68,20 @@ class Memory:
 
     def accepts(self, dtype: DType) -> DType:
         """Integers as they are; every weight becomes float16."""
-        return dtype if dtype.name == "i32" else F16
+        return dtype if dtype is I32 else F16
 
     def allocate(self, nbytes: int, usage: str) -> Piece:
-        if nbytes > self.left:
-            msg = f"the toy has no room for {nbytes} bytes of {usage} memory"
-            raise OutOfMemoryError(msg, expected=self.left, got=nbytes)
-        self.left -= nbytes
-        return Piece(self, np.full(nbytes, 0xFF, np.uint8))  # what was there before is junk
+        with self._lock:  # two models may be loaded at once
+            if nbytes > self.left:
+                msg = f"the toy has no room for {nbytes} bytes of {usage} memory"
+                raise OutOfMemoryError(msg, expected=self.left, got=nbytes)
+            piece = Piece(np.full(nbytes, JUNK, np.uint8), self.settle)
+            self._pieces.add(piece)
+        return piece
 
     def store(self, tensor: Tensor, array: np.ndarray) -> Piece:
-        if tensor.dtype.name != "i32":
-            with np.errstate(over="ignore"):
-                array = dequantise(array, tensor.dtype).astype(np.float16)
+        if tensor.dtype is not I32:
+            array = quantise(dequantise(array, tensor.dtype), F16)
         piece = self.allocate(array.nbytes, "weight")
         piece.write(0, array)
         return piece

@@ -1,0 +1,124 @@
+"""The plugin of pytest: it costs nothing until it is used, and tells what was found."""
+
+import re
+
+from umbel_kit.cases import CASES
+
+PROBE = """
+import sys
+
+def test_nothing_is_imported(request):
+    assert "umbel_kit.pytest_plugin" in sys.modules
+    assert request.config.option.umbel_device == "host"
+    heavy = {name for name in sys.modules if name.split(".")[0] in ("umbel", "numpy", "gguf")}
+    assert heavy == set()
+"""
+# The host, wrong in several ways.
+PLUGIN = """
+import numpy as np
+from umbel import host
+from umbel.errors import DeviceError
+from umbel.hookspecs import Device, hookimpl
+
+UMBEL_API = 1
+late = []
+
+
+@hookimpl
+def devices():
+    return [Device("odd:0", "the host, wrong in several ways", priority=1, simulated=True)]
+
+
+@hookimpl
+def op_supported(device, node):
+    refused = {"sqr": "it knows no squares", "sqrt": "it knows no roots", "neg": 7}
+    return refused.get(node.op.name)
+
+
+@hookimpl
+def graph_compute(device, graph):
+    host.graph_compute(device, graph)
+    for node in graph.nodes:
+        slot = graph.slots[node.storage]
+        memory, end = slot.buffer.map("rw"), slot.offset + node.nbytes
+        match node.op.name:
+            case "tanh":
+                memory[slot.offset : end] = 0xFF
+            case "exp":
+                memory[slot.offset - 1] = 0
+            case "set_rows":
+                memory[end:] = 0
+            case "relu":
+                late.append(node)
+
+
+@hookimpl
+def sync(device):
+    if late:
+        late.clear()
+        raise DeviceError("the queue broke")
+
+
+open, close, buffer_type, forget = host.open, host.close, host.buffer_type, host.forget
+"""
+CHANGED = ("sqr", "sqrt", "neg", "tanh", "exp", "set_rows", "relu")
+
+
+def test_nothing_is_imported(run, tmp_path):
+    """In the runs of others pytest loads the module, and neither Umbel nor NumPy."""
+    (tmp_path / "test_probe.py").write_text(PROBE)
+    ran = run("-m", "pytest", "-p", "no:cacheprovider", "test_probe.py")
+    assert ran.returncode == 0, ran.stdout
+    assert "not supported" not in ran.stdout
+    assert "time per operation" not in ran.stdout
+
+
+def test_module_alone(run):
+    """Nor does importing it."""
+    code = "import sys, umbel_kit.pytest_plugin; print({'umbel', 'numpy'} & {*sys.modules})"
+    ran = run("-c", code)
+    assert ran.stdout.strip() == "set()", ran.stderr
+
+
+def test_options_are_listed(run):
+    """`pytest --help` tells them, without a device."""
+    ran = run("-m", "pytest", "--help")
+    for option in ("--umbel-device", "--umbel-option", "--umbel-cases", "--umbel-perf"):
+        assert option in ran.stdout
+
+
+def test_every_outcome(suite, install):
+    """Right, wrong, and not supported: counted, with the reason; the others fail."""
+    folder = install("odd", PLUGIN)
+    chosen = f"test_operation and ({' or '.join(CHANGED)} or sigmoid)"
+    options = ("--umbel-device", "odd", "-k", chosen, "-rA")
+    ran = suite(*options, path=folder)
+    assert ran.returncode == 1
+    verdicts = re.findall(r"^(PASSED|FAILED|ERROR) .*\[(\w+) (.*?)\]", ran.stdout, re.MULTILINE)
+    found = {
+        name: {
+            v for v, op, args in verdicts if op == name and not re.search(r"\b0\b|x0|0x", args)
+        }
+        for name in (*CHANGED, "sigmoid")
+    }
+    bad = {name for name, seen in found.items() if seen == {"FAILED"}}
+    assert bad == {"neg", "tanh", "exp", "set_rows", "relu"}
+    assert found["sigmoid"] == {"PASSED"}
+    assert found["sqr"] == found["sqrt"] == set()
+    _, _, told = ran.stdout.partition("not supported: tests, reason")
+    counted = dict(re.findall(r"^ +(\d+) (it knows no \w+)$", told, re.MULTILINE))
+    counted = {reason: int(n) for n, reason in counted.items()}
+    assert counted == {
+        "it knows no squares": sum(c.op == "sqr" for c in CASES),
+        "it knows no roots": sum(c.op == "sqrt" for c in CASES),
+    }
+    for reason in ("the queue broke", "expected str | None", "were overwritten"):
+        assert reason in ran.stdout
+
+
+def test_missing_device(suite):
+    """A device that is not there is an error that names it, never the host."""
+    ran = suite("--umbel-device", "nowhere:3", "-k", "test_operation and sqrt")
+    assert ran.returncode == 1
+    assert "nowhere:3" in ran.stdout
+    assert "passed" not in ran.stdout
