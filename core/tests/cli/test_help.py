@@ -76,7 +76,7 @@ def test_help_tells_the_default(row):
 
 def test_all_sampling_settings_have_an_option():
     """No setting of the sampler is out of reach of the command line."""
-    known = parser()[1].choices["run"].format_help().split()
+    known = parser()[1].choices["run"]._option_string_actions
 
     names = [f"--{name.replace('_', '-')}" for name in Settings.__annotations__]
 

@@ -120,7 +120,7 @@ def _report(error: BaseException) -> int:
         return 1
     # A setting of the engine has the name of its option: `top_p` is --top-p.
     option = f"--{error.where}".replace("_", "-")
-    if any(option in sub.format_help().split() for sub in parser()[1].choices.values()):
+    if any(option in sub._option_string_actions for sub in parser()[1].choices.values()):
         error.where = option
     say(f"umbel: error: {error}")
     return 2
