@@ -19,7 +19,7 @@ from umbel.hookspecs import Device, hookimpl
 from umbel.models import architecture
 from umbel.ops import OPS
 from umbel_kit import comparison, recorded
-from umbel_kit.device import reference
+from umbel_kit.device import as_stored, reference
 from umbel_kit.models import write_model
 from umbel_kit.recorded import Leaf, Recorded
 
@@ -410,7 +410,7 @@ def test_a_case_holds_everything(tmp_path):
     """Views, a shared leaf, weights and states as bytes, constants, tuples."""
     rng = np.random.default_rng(5)
     floats = rng.standard_normal((4, 64)).astype(np.float16)
-    blocks = recorded.as_stored(rng.standard_normal((8, 64)), Q8_0)
+    blocks = as_stored(rng.standard_normal((8, 64)), Q8_0)
     rows = np.array([3, 1], np.int32)
     leaves = [
         Leaf("x", Role.INPUT, F16, (4, 64), floats),
@@ -436,7 +436,7 @@ def test_a_case_holds_everything(tmp_path):
     assert [t.dtype for t in call.node.inputs] == [Q8_0, F32, recorded.BY_NAME["i32"]]
     _, states = reference(call)
     (after,) = states.values()
-    np.testing.assert_array_equal(after[[3, 1]], recorded.as_stored(floats[1:3], Q8_0))
+    np.testing.assert_array_equal(after[[3, 1]], as_stored(floats[1:3], Q8_0))
     np.testing.assert_array_equal(after[[0, 2, 4, 5, 6, 7]], blocks[[0, 2, 4, 5, 6, 7]])
 
 

@@ -70,14 +70,23 @@ def prepare(case: Case, target: Target, ops: Mapping[str, Operation]) -> Call:
             source = Tensor(arg.leaf_shape, arg.stored_in(compute), Role.WEIGHT, leaf.name)
             exact = i in cases.EXACT.get(case.op, ())
             sources[leaf] = (source, whole)
-            leaves[leaf] = whole if exact else _converted(whole, source.dtype, leaf.dtype)
+            leaves[leaf] = whole if exact else converted(whole, source.dtype, leaf.dtype)
         else:
             leaves[t.storage] = cases.laid_out(arg, array)
     return Call(case, graph, leaves, sources)
 
 
-def _converted(array: np.ndarray, dtype: DType, accepted: DType) -> np.ndarray:
-    return array if dtype is accepted else quantise(dequantise(array, dtype), accepted)
+def converted(array: np.ndarray, dtype: DType, wanted: DType) -> np.ndarray:
+    """An array of one dtype as memory of another holds it."""
+    return array if dtype is wanted else as_stored(dequantise(array, dtype), wanted)
+
+
+def as_stored(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Values as memory of that dtype holds them; what is too large becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype.numpy is not None:
+            return np.ascontiguousarray(values, dtype.numpy)
+        return quantise(np.ascontiguousarray(values, np.float32), dtype)
 
 
 def refusal(call: Call, target: Target) -> str | None:

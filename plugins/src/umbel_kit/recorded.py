@@ -16,14 +16,14 @@ import attrs
 import numpy as np
 from umbel.backend import one_line
 from umbel.errors import GraphError, ModelFormatError, OptionError
-from umbel.gguf.types import BY_NAME, F32, DType, dequantise, quantise
+from umbel.gguf.types import BY_NAME, F32, DType
 from umbel.graph import Builder, Operation, Role, Tensor
 from umbel.plan import Target
 from umbel.plan.place import FLOATS
 from umbel.state.store import write_atomically
 
 from umbel_kit.cases import EXACT, Case
-from umbel_kit.device import Call, reference
+from umbel_kit.device import Call, converted, reference
 
 FORMAT = "umbel case 1"
 View = tuple[str, Mapping[str, Any]]  # an operation that moves nothing, and its attributes
@@ -101,19 +101,6 @@ def _dtype_on(target: Target | None, leaf: Leaf) -> DType:
     if leaf.role is Role.STATE or leaf.dtype not in FLOATS:
         return leaf.dtype
     return target.compute_dtype if target else F32
-
-
-def converted(array: np.ndarray, dtype: DType, wanted: DType) -> np.ndarray:
-    """An array of one dtype as memory of another holds it."""
-    return array if dtype is wanted else as_stored(dequantise(array, dtype), wanted)
-
-
-def as_stored(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Values as memory of that dtype holds them; what is too large becomes infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if dtype.numpy is not None:
-            return np.ascontiguousarray(values, dtype.numpy)
-        return quantise(np.ascontiguousarray(values, np.float32), dtype)
 
 
 # files

@@ -22,8 +22,8 @@ from umbel.runner import Runner
 from umbel.state import Sequence as Seq
 
 from umbel_kit.alone import Finding, Result, by_reference, judge, run
-from umbel_kit.device import Call
-from umbel_kit.recorded import Leaf, Recorded, View, as_stored
+from umbel_kit.device import Call, as_stored
+from umbel_kit.recorded import Leaf, Recorded, View
 
 
 @attrs.frozen(eq=False)
