@@ -26,7 +26,7 @@ QUESTION = "What is an umbel in botany? Answer in one sentence."
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, import layers, the size of the core."""
+    """Style, import layers, the size of the engine."""
     session.install("ruff>=0.15", "import-linter>=2", "-e", "./core")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")

@@ -2,7 +2,8 @@
 
     python tests/budget.py [-v]
 
-It is to stay under 6,500 lines, so that one reader can know all of it.
+The engine is to stay under 6,500 lines, so that one reader can know all of it. Leaves are not
+counted: what one command needs and nothing else imports can be read, or left, by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tokenize
 from pathlib import Path
 
 LIMIT = 6500
+LEAVES = ("cli", "tools")
 SOURCE = Path(__file__).parents[1] / "core" / "src"
 NOT_CODE = {
     tokenize.COMMENT,
@@ -47,11 +49,12 @@ def main() -> int:
         rooms[room] = rooms.get(room, 0) + n
     if "-v" in sys.argv:
         for room, n in sorted(rooms.items(), key=lambda item: -item[1]):
-            print(f"{n:6} {room}")
-    total = sum(counts.values())
-    print(f"{total} lines of code in the core, which is to stay under {LIMIT}")
+            print(f"{n:6} {room}{' (a leaf)' if room in LEAVES else ''}")
+    leaves = sum(rooms.get(leaf, 0) for leaf in LEAVES)
+    total = sum(rooms.values()) - leaves
+    print(f"{total} lines of code in the engine, which is to stay under {LIMIT}; {leaves} in leaves")
     if total >= LIMIT:
-        print("The core is full: simplify something, or move it to a plugin or an extra.")
+        print("The engine is full: simplify something, or move it to a plugin or an extra.")
         return 1
     return 0
 
