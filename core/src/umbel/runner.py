@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
+from umbel.adapters import Adapters
 from umbel.batch import Batch, feeds
 from umbel.errors import CancelledError, ContextFullError, DeviceError, OutOfMemoryError
 from umbel.gguf.types import BY_NAME
 from umbel.graph import Graph, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape
+from umbel.models.builder import LORA, AdapterShape
 from umbel.plan import Arenas, Placer, Plan, States, Target, Weights, make
 from umbel.plan.emit import Placed
 from umbel.state import Cache, Taken
@@ -37,6 +39,7 @@ class Settings:
     parallel: int = 1  # sequences that can be full at once
     ubatch: int = 512  # tokens of one step at most
     kv: str = "f32"
+    adapters: AdapterShape = attrs.field(factory=AdapterShape)
     check: bool = False
     strict: bool = False
 
@@ -62,12 +65,14 @@ class Runner:
         self.encodes = definition.architecture.pooled
         if self.encodes:  # whole texts, without state
             self.longest_piece, lengths = settings.ctx, [settings.ctx]
-        steps = (StepShape(n, 1, settings.ctx, 1) for n in lengths)
+        adapted = settings.adapters.slots > 0
+        steps = (StepShape(n, 1, settings.ctx, 1, adapted) for n in lengths)
         self.usual = [self.padded(step) for step in steps]
         self._make_memory()
         cells = 1 + settings.ctx * settings.parallel
         slots = 2 + settings.parallel * 8  # current, next, snapshots and marks of each sequence
-        self.state_shape = StateShape(cells, slots, BY_NAME[settings.kv], n_ctx=settings.ctx)
+        kv, adapters = BY_NAME[settings.kv], settings.adapters
+        self.state_shape = StateShape(cells, slots, kv, settings.ctx, adapters)
         self.cache = self._prepare()
 
     # set-up
@@ -76,6 +81,7 @@ class Runner:
         self.weights = Weights(self.definition.file)
         self.arenas = Arenas(self._forget_plans)
         self.states = States()
+        self.adapters = Adapters(self.settings.adapters, self.states)
 
     def _prepare(self) -> Cache:
         """Places decode and the worst prefill before any weight is loaded; makes the state."""
@@ -87,7 +93,7 @@ class Runner:
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
         self._plans[self.usual[-1]] = self.make(models[-1].graph)
-        kinds = {name.partition(".")[0] for name in states}
+        kinds = {name.partition(".")[0] for name in states if not name.startswith(LORA)}
         cells = self.state_shape.cells if "k_cache" in kinds else 0
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
         return Cache(cells, slots)
@@ -151,7 +157,7 @@ class Runner:
         if self.encodes:
             length = tokens
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
-        return StepShape(tokens, sequences, length, rows)
+        return StepShape(tokens, sequences, length, rows, shape.adapted)
 
     # steps
 
@@ -202,14 +208,16 @@ class Runner:
         """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t
-        shape = self.padded(StepShape(t, len(batch), longest, rows))
+        adapted = any(sequence.adapters for sequence, _ in batch)
+        shape = self.padded(StepShape(t, len(batch), longest, rows, adapted))
         plan = self.plan(shape)
         taken: list[Taken] = []
         try:
             for sequence, ids in batch:
                 taken.append(self.cache.begin(sequence, len(ids)))
             names = [t.name for t, _ in plan.inputs]
-            arrays = feeds(names, shape, batch, taken, not self.encodes)
+            columns = self.adapters.columns
+            arrays = feeds(names, shape, batch, taken, not self.encodes, columns)
             logits = self._run(plan, arrays)[0]
         except BaseException:
             for places in taken:

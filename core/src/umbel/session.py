@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import numpy as np
 
+from umbel.adapters import Wanted
 from umbel.errors import OptionError, UmbelError
 from umbel.generation import Generation, Job, Output
 from umbel.loading import number
 from umbel.sampling import Sampler, breaker_tokens
 from umbel.sampling import Settings as Sampling
+from umbel.state import Mix, store
 from umbel.state import Sequence as Seq
-from umbel.state import store
 from umbel.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
     its place is needed by others.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, adapters: Mix = ()) -> None:
         self.model = model
         self._engine = model.engine
         self._tokenizer = model.tokenizer
-        self._sequence = Seq()
+        self._sequence = Seq(adapters=adapters)
         self._tokens: list[int] = []  # those of the sequence, and then others that are due
         self._transient = False  # gives its place back after a generation
         self._generation: weakref.ref[Generation] | None = None
@@ -152,6 +153,17 @@ class Session(contextlib.AbstractContextManager["Session"]):
         other._sequence = self._engine.call(lambda: cache.fork(self._sequence))
         other._tokens = list(self._tokens)
         return other
+
+    @_alone
+    def use(self, adapters: Wanted) -> None:
+        """Goes on with these adapters (None: those given to `Model.load`).
+
+        Where they are others than before, all tokens are computed again: no state knows of two.
+        """
+        mix = self.model.mix(adapters)
+        if mix != self._sequence.adapters:
+            self._become(self._tokens, 0)
+            self._sequence.adapters = mix
 
     @_alone
     def rewind(self, n: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -248,3 +249,33 @@ def test_encoder_writes_no_text(umbel, oracles):
 
     assert (done.code, done.out) == (2, "")
     assert "encoder" in done.err
+
+
+@pytest.fixture
+def lora(oracles):
+    return str(oracles / "llama-lora.gguf")
+
+
+def test_adapter(umbel, oracles, lora):
+    """An adapter changes the text, and one at scale 0 does not."""
+    words = ("run", str(oracles / "llama.gguf"), ONCE, "-n", "8", "--temp", "0")
+
+    texts = [umbel(*words, "--adapter", f"{lora}{scale}").out for scale in ("", "=1", "=0")]
+
+    assert texts[0] == texts[1] != texts[2] == umbel(*words).out
+
+
+def test_adapter_that_cannot_be_used(umbel, story, lora, tmp_path):
+    """A file for another model, none at all, a scale that is no number."""
+    named = tmp_path / "a=b.gguf"
+    shutil.copy(lora, named)
+    for given, what in (
+        (lora, "ffn_down"),
+        (str(named), "ffn_down"),
+        (f"{lora}=nan", "no number"),
+        (f"{lora}=half", "no such file"),
+        (story, "no LoRA adapter"),
+    ):
+        done = umbel("run", story, ONCE, "-n", "1", "--adapter", given)
+        assert (done.code, done.out) == (2, "")
+        assert what in done.err

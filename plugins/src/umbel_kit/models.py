@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from umbel.adapters import linears
 from umbel.gguf.header import TensorInfo
 from umbel.gguf.types import F32
 from umbel.graph import Operation, Shape, Tensor
@@ -126,6 +127,19 @@ def write_model(
     rng = np.random.default_rng(11)
     tensors = {name: _values(name, info.shape, rng) for name, info in wishes.items()}
     _write(path, keys, tensors, dtype)
+    return path
+
+
+def write_adapter(path: Path, definition: ModelDefinition, rank: int) -> Path:
+    """Writes a LoRA adapter of random factors for all linear layers of a model."""
+    arch, rng = definition.architecture.name, np.random.default_rng(rank)
+    keys = {"general.architecture": arch, "general.type": "adapter", "adapter.type": "lora"}
+    tensors: dict[str, np.ndarray] = {}
+    for stem, (n_out, n_in) in linears(definition).items():
+        a, b = rng.standard_normal((rank, n_in)), rng.standard_normal((n_out, rank))
+        tensors[f"{stem}.weight.lora_a"] = (a / n_in**0.5).astype(np.float32)
+        tensors[f"{stem}.weight.lora_b"] = (0.1 * b).astype(np.float32)
+    _write(path, keys, tensors, "f32")
     return path
 
 

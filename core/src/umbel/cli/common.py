@@ -48,6 +48,15 @@ def token_bias(text: str) -> tuple[int, float]:
     return int(token), float(bias)
 
 
+def scaled_file(text: str) -> tuple[str, float]:
+    """FILE or FILE=SCALE, for argparse."""
+    path, sign, scale = text.rpartition("=")
+    try:
+        return (path, float(scale)) if sign else (text, 1.0)
+    except ValueError:  # a name may hold the sign too
+        return text, 1.0
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -59,6 +68,9 @@ def add_load(parser: Parser, *, bench: bool = False) -> None:
         add("--ctx", type=int, metavar="N", help="tokens of context (up to 4096)")
         add("--device", default="auto", metavar="D[,D]", help="the best first (auto)")
         add("--threads", "-t", type=int, default=0, metavar="N", help="0: its own choice (0)")
+        named: dict[str, Any] = {"dest": "adapters", "type": scaled_file, "default": []}
+        named |= {"metavar": "FILE[=SCALE]", "action": "append"}
+        add("--adapter", help="a LoRA adapter for the model; repeatable", **named)
     add("--kv", default="f32", choices=("f32", "f16", "q8_0"), help="dtype of the KV cache")
     add("--ubatch", type=int, default=512, metavar="N", help="tokens of a prefill step (512)")
     text = "of a backend; `umbel plugins` lists them"
@@ -167,6 +179,7 @@ def load(args: argparse.Namespace, **more: Any) -> umbel.Model:
     path = find(args)
     say_progress(f"loading {path.name}")
     settings = _arguments_of(umbel.load, vars(args) | more)
+    settings["adapters"] = dict(settings.get("adapters") or ())
     return umbel.load(path, options=options, **settings)
 
 

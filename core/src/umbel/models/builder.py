@@ -35,10 +35,27 @@ class StepShape:
     sequences: int
     kv_length: int  # cells that each sequence may attend to
     rows: int  # rows whose logits are asked for
+    adapted: bool = False  # some sequence of it uses adapters
 
     @property
     def n(self) -> int:
         return self.tokens * self.sequences
+
+
+LORA = "lora_"  # how the names of the adapters' memory begin
+
+
+@attrs.frozen
+class AdapterShape:
+    """Room for so many LoRA adapters of so high a rank, for some of the linear layers."""
+
+    slots: int = 0
+    rank: int = 0
+    stems: frozenset[str] = frozenset()
+
+    @property
+    def width(self) -> int:
+        return self.slots * self.rank
 
 
 @attrs.frozen
@@ -49,6 +66,7 @@ class StateShape:
     slots: int  # recurrent states; slot 0 is scratch
     kv_dtype: DType = F32
     n_ctx: int = 0  # the longest sequence that was asked for; 0 = as long as trained
+    adapters: AdapterShape = AdapterShape()
 
 
 @attrs.frozen
@@ -68,6 +86,7 @@ class ModelGraph:
 
     graph: Graph
     cache_ropes: tuple[CacheRope, ...]
+    linears: Mapping[str, Shape]  # stem -> (out, in) of each layer that can be adapted
 
 
 @attrs.frozen(eq=False)
@@ -100,7 +119,7 @@ class ModelDefinition:
         """The graph of one step; missing or misshapen tensors are a `ModelFormatError`."""
         builder = ModelBuilder(self, step, state)
         graph = builder.graph([self.architecture.build(builder), *builder.effects])
-        return ModelGraph(graph, tuple(builder.cache_ropes))
+        return ModelGraph(graph, tuple(builder.cache_ropes), builder.linears)
 
 
 class ModelBuilder(Builder):
@@ -114,6 +133,7 @@ class ModelBuilder(Builder):
         self.state = state
         self.effects: list[Tensor] = []  # writes to state, outputs of the graph
         self.cache_ropes: list[CacheRope] = []
+        self.linears: dict[str, Shape] = {}
 
     # weights
 
@@ -133,9 +153,24 @@ class ModelBuilder(Builder):
 
     def linear(self, x: Tensor, stem: str, n_out: int) -> Tensor:
         """x W^T, plus the bias when the file has one: (n, in) -> (n, n_out)."""
-        y = self.mul_mat(self.weight(stem, (n_out, x.shape[-1])), x, name=stem)
+        shape = (n_out, x.shape[-1])
+        y = self.mul_mat(self.weight(stem, shape), x, name=stem)
+        if stem != "token_embd":  # an adapter of a tied head would have to turn both its uses
+            self.linears[stem] = shape
+            if self.step.adapted and stem in self.state.adapters.stems:
+                y = self.add(y, self._adapted(x, stem, n_out))
         bias = self.maybe(stem, (n_out,), ".bias")
         return y if bias is None else self.add(y, bias)
+
+    def _adapted(self, x: Tensor, stem: str, n_out: int) -> Tensor:
+        """What the adapters add: (n, in) -> (n, n_out), each row with adapters of its own."""
+        width = self.state.adapters.width
+        a = self.leaf(Role.STATE, f"{LORA}a.{stem}", (width, x.shape[-1]), F32)
+        b = self.leaf(Role.STATE, f"{LORA}b.{stem}", (n_out, width), F32)
+        counts = self.leaf(Role.INPUT, "adapters", (self.step.n, width), F32)
+        if x.shape[0] != self.step.n:
+            counts = self.asked(counts)
+        return self.mul_mat(b, self.mul(self.mul_mat(a, x), counts))
 
     def norm_rms(self, x: Tensor, stem: str) -> Tensor:
         """rms_norm over the last axis with the file's weight."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from umbel.errors import OutOfMemoryError
 from umbel.gguf import GGUFFile
-from umbel.gguf.types import BY_NAME, DType
+from umbel.gguf.types import BY_NAME, DType, quantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, BufferType, Device, DeviceInfo, Slot
 
@@ -147,6 +147,11 @@ class States:
             self.slots[name].buffer.write(int(part[0]) * size, written)
             at += len(part)
 
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Puts float32 values into all of a state."""
+        dtype = self.tensors[name].dtype
+        self.slots[name].buffer.write(0, as_stored(values.reshape(-1, values.shape[-1]), dtype))
+
     def nbytes(self, target: Target) -> int:
         """Bytes of states that live on `target`."""
         return sum(self.slots[k].buffer.nbytes for k, h in self.homes.items() if h is target)
@@ -154,6 +159,13 @@ class States:
     def row_bytes(self, name: str) -> int:
         tensor = self.tensors[name]
         return tensor.dtype.row_bytes(tensor.size // tensor.shape[0])
+
+
+def as_stored(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Values as the memory of a tensor of that dtype holds them."""
+    if dtype.numpy is not None:
+        return np.ascontiguousarray(values, dtype.numpy)
+    return quantise(values, dtype)
 
 
 def _stretches(rows: np.ndarray) -> list[np.ndarray]:

@@ -13,12 +13,12 @@ import attrs
 import numpy as np
 
 from umbel.errors import CancelledError, DeviceError, GraphError, UmbelError
-from umbel.gguf.types import DType, dequantise, quantise
+from umbel.gguf.types import dequantise
 from umbel.graph import Graph, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
 from umbel.plan.allocate import Key, Layout, allocate
 from umbel.plan.emit import Placement, place
-from umbel.plan.memory import Arenas, States, Target, Weights
+from umbel.plan.memory import Arenas, States, Target, Weights, as_stored
 from umbel.plan.place import FLOATS, Placer
 from umbel.plan.split import Split, cut
 
@@ -83,7 +83,7 @@ class Plan:
             target.hooks.sync(target.device)
         outputs = [_read(*output) for output in self.outputs]
         for (state, slot), new, ids in self.row_writes:
-            rows, start = _as_stored(_read(*new), state.dtype), slot.offset + state.offset
+            rows, start = as_stored(_read(*new), state.dtype), slot.offset + state.offset
             for row, at in zip(rows, _given(feeds, ids), strict=True):
                 slot.buffer.write(start + int(at) * state.strides[0], row)
         return outputs
@@ -204,14 +204,7 @@ def _given(feeds: Mapping[str, np.ndarray], tensor: Tensor) -> np.ndarray:
         msg = f"input {tensor.name!r} of the step is missing or of another shape"
         got = None if given is None else list(given.shape)
         raise GraphError(msg, expected=list(tensor.shape), got=got)
-    return _as_stored(given, tensor.dtype)
-
-
-def _as_stored(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Values as the memory of a tensor of that dtype holds them."""
-    if dtype.numpy is not None:
-        return np.ascontiguousarray(values, dtype.numpy)
-    return quantise(values, dtype)
+    return as_stored(given, tensor.dtype)
 
 
 def _read(t: Tensor, slot: Slot) -> np.ndarray:

@@ -1,5 +1,5 @@
 """What a sequence leaves behind: KV cells and recurrent states, shared, rewound, saved."""
 
-from umbel.state.cache import Cache, Sequence, Taken
+from umbel.state.cache import Cache, Mix, Sequence, Taken
 
-__all__ = ["Cache", "Sequence", "Taken"]
+__all__ = ["Cache", "Mix", "Sequence", "Taken"]

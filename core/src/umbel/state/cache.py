@@ -20,6 +20,9 @@ ZERO_SLOT = 1  # the recurrent state before the first token; slot 0 is scratch
 SNAPSHOTS = 4  # recurrent states a sequence keeps to be rewound to
 
 
+Mix = tuple[tuple[str, float], ...]  # the adapters of a sequence: digest, scale; none is ()
+
+
 @attrs.define(eq=False)
 class Sequence:
     """The tokens whose state is known; the position of a token is its index."""
@@ -29,6 +32,7 @@ class Sequence:
     slot: int = ZERO_SLOT
     snapshots: list[tuple[int, int]] = attrs.field(factory=list)  # (number of tokens, slot)
     shifts: int = 0  # how often the context was shifted
+    adapters: Mix = ()  # with which all of the state was computed
 
     def __len__(self) -> int:
         return len(self.tokens)

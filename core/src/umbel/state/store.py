@@ -15,17 +15,18 @@ from typing import IO, Any
 import numpy as np
 
 from umbel.errors import ModelFormatError, OptionError
+from umbel.models.builder import LORA
 from umbel.plan.memory import States
-from umbel.state.cache import NONE, Cache, Sequence
+from umbel.state.cache import NONE, Cache, Mix, Sequence
 
 
 def save(path: str | os.PathLike[str], sequence: Sequence, states: States, model: str) -> None:
     """Writes the sequence; `model` is the fingerprint that a load must match."""
-    header = json.dumps(_header(states, model)).encode()
+    header = json.dumps(_header(states, model, sequence.adapters)).encode()
     arrays: dict[str, Any] = {"header": np.frombuffer(header, np.uint8)}
     arrays["tokens"] = np.array(sequence.tokens, np.int64)
     arrays["shifts"] = np.array(sequence.shifts)
-    for name in states.tensors:
+    for name in _own(states):
         arrays[f"state.{name}"] = states.read_rows(name, _rows(name, sequence))
     write_atomically(Path(path), lambda file: np.savez(file, **arrays))
 
@@ -51,9 +52,15 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
 
 
 def load(
-    path: str | os.PathLike[str], cache: Cache, states: States, model: str, n_vocab: int
+    path: str | os.PathLike[str],
+    cache: Cache,
+    states: States,
+    model: str,
+    n_vocab: int,
+    adapters: Mix = (),
 ) -> Sequence:
-    """The sequence of a file, in fresh places; `OptionError` when it is another model's.
+    """The sequence of a file, in fresh places; `OptionError` when it is another model's, or was
+    computed with other adapters.
 
     Its tokens must be ids below `n_vocab`.
     """
@@ -70,14 +77,14 @@ def load(
     except Exception as error:  # whatever NumPy, zipfile and json think of other bytes
         msg = "this is not a saved sequence"
         raise ModelFormatError(msg, where=path, got=error) from error
-    for what, expected in _header(states, model).items():
+    for what, expected in _header(states, model, adapters).items():
         if expected != header.get(what):
             msg = f"the saved sequence is of another {what}"
             raise OptionError(msg, where=path, expected=expected, got=header.get(what))
-    sequence = Sequence(shifts=shifts)
+    sequence = Sequence(shifts=shifts, adapters=adapters)
     cache.commit(sequence, tokens, cache.begin(sequence, len(tokens)))
     try:
-        for name in states.tensors:
+        for name in _own(states):
             data, rows = arrays.get(f"state.{name}", NONE), _rows(name, sequence)
             if data.dtype != np.uint8 or data.shape != (len(rows), states.row_bytes(name)):
                 msg = f"the saved state {name!r} has another shape"
@@ -100,10 +107,16 @@ def _numbers(array: np.ndarray, ndim: int, stop: int = 1 << 31) -> list[int]:
     return numbers
 
 
-def _header(states: States, model: str) -> dict[str, Any]:
+def _header(states: States, model: str, adapters: Mix) -> dict[str, Any]:
     """What a file and the model that loads it must agree on."""
-    kinds = {name: str(tensor.dtype) for name, tensor in states.tensors.items()}
-    return {"format": "umbel sequence 1", "model": model, "states": kinds}
+    kinds = {name: str(states.tensors[name].dtype) for name in _own(states)}
+    mix = [list(pair) for pair in adapters]
+    return {"format": "umbel sequence 1", "model": model, "states": kinds, "adapter": mix}
+
+
+def _own(states: States) -> list[str]:
+    """The states of which sequences have rows of their own; adapters are everybody's."""
+    return [name for name in states.tensors if not name.startswith(LORA)]
 
 
 def _rows(name: str, sequence: Sequence) -> np.ndarray:

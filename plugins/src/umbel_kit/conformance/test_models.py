@@ -54,13 +54,42 @@ def load(request, target, ops, tmp_path_factory):
                 of = brought.get(arch) or architecture(arch)
                 write_model(path, of, ops, dtype=dtype, **more)
             opened[key] = umbel.load(
-                path, key[1], ctx=64, parallel=3, ubatch=16, options=options
+                path,
+                key[1],
+                ctx=64,
+                parallel=3,
+                ubatch=16,
+                options=options,
+                adapter_slots=2,
+                adapter_rank=8,
             )
         return opened[key]
 
     yield loaded
     for model in opened.values():
         model.close()
+
+
+@pytest.fixture
+def adapters(load, target, tmp_path):
+    """adapters(arch): the names of two adapters, loaded on the device and the host, and the
+    file of a third."""
+    from umbel_kit.models import write_adapter
+
+    loaded: list[tuple[Any, str]] = []
+
+    def made(arch: str) -> tuple[str, str, str]:
+        definition = load(arch, "host").runner.definition
+        files = [tmp_path / f"{name}.gguf" for name in ("one", "two", "three")]
+        for rank, path in zip((8, 3, 5), files, strict=True):
+            write_adapter(path, definition, rank)
+        for model in {load(arch, "host"), load(arch)}:
+            loaded.extend((model, model.load_adapter(path)) for path in files[:2])
+        return "one", "two", str(files[2])
+
+    yield made
+    for model, name in loaded:
+        model.unload_adapter(name)
 
 
 @pytest.fixture
@@ -126,6 +155,37 @@ def test_two_sequences(load, close, ids, arch) -> None:
     host = load(arch, "host")
     close(host.logits(ids[:13])[7:], rows[:, 0])
     close(host.logits(others[:18])[12:], rows[:, 1])
+
+
+def test_adapters(load, adapters, close, ids, arch) -> None:
+    """Sequences with two adapters, with one and with none share the steps; then another
+    adapter takes a slot, and no plan is made for it."""
+    from umbel.state import Sequence
+
+    model, host, (one, two, three) = load(arch), load(arch, "host"), adapters(arch)
+    mixes = [{}, {one: 1.0}, {one: 0.5, two: -1.0}]
+
+    def work() -> list[np.ndarray]:
+        sequences = [Sequence(adapters=model.mix(mix)) for mix in mixes]
+        for sequence in sequences:
+            model.runner.forward(sequence, ids[:7])
+        made = [model.runner.decode(sequences, [i] * len(mixes)) for i in ids[7:12]]
+        for sequence in sequences:
+            model.runner.cache.close(sequence)
+        return made
+
+    rows = np.stack(model.engine.call(work))  # (steps, sequences, n_vocab)
+    expected = [host.logits(ids[:12], adapters=mix) for mix in mixes]
+    for i, logits in enumerate(expected):
+        close(logits[7:], rows[:, i])
+    assert np.abs(expected[0] - expected[1]).max() > 0.1
+    model.logits(ids[:12], adapters=one)
+    plans = list(model.runner._plans)
+    for each in (model, host):
+        each.unload_adapter(one)
+        each.load_adapter(three, one)
+    close(host.logits(ids[:12], adapters=one), model.logits(ids[:12], adapters=one))
+    assert sorted(map(str, model.runner._plans)) == sorted(map(str, plans))
 
 
 def test_cancelled(load, ids, arch) -> None:
