@@ -12,7 +12,8 @@ from umbel.models import StepShape
 from umbel.state import Mix, Taken
 from umbel.state import Sequence as Seq
 
-Batch = Sequence[tuple[Seq, list[int]]]  # as many new tokens for each sequence
+# As many new tokens for each sequence; whole texts of any length for an encoder.
+Batch = Sequence[tuple[Seq, list[int]]]
 
 
 def feeds(
@@ -26,9 +27,10 @@ def feeds(
     """The inputs of these names, as the model's builder documents them."""
     s, t, n = step.sequences, step.tokens, len(batch[0][1])
     rows = np.arange(step.rows, dtype=np.int32)
+    positions = [range(len(past), len(past) + len(ids)) for past, ids in batch]
     made = {
         "tokens": _flat(s, t, [ids for _, ids in batch]),
-        "positions": _flat(s, t, [range(len(past), len(past) + n) for past, _ in batch]),
+        "positions": _flat(s, t, positions),
         "cells": _flat(s, t, [new.cells for new in taken]),
         "state_in": _flat(s, 1, [[past.slot] for past, _ in batch]),
         "state_out": _flat(s, 1, [[new.slot] for new in taken]),

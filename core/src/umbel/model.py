@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from umbel import gguf, loading
+from umbel import embedding, gguf, loading
 from umbel.adapters import Wanted, read, read_all, room
 from umbel.engine import Engine
 from umbel.errors import OptionError, TemplateError
@@ -22,7 +22,6 @@ from umbel.locate import find_model
 from umbel.runner import Runner, Settings
 from umbel.session import Prompt, Session
 from umbel.state import Mix, store
-from umbel.state import Sequence as Seq
 from umbel.text import Tokenizer, load_tokenizer
 from umbel.text.chat import ChatTemplate, from_metadata
 
@@ -249,17 +248,50 @@ class Model(AbstractContextManager["Model"]):
             return session.logits(ids)
 
     def hidden(self, prompt: Prompt, *, adapters: Wanted = None) -> np.ndarray:
-        """The hidden states of an encoder (bert): (n, n_embd) float32."""
-        if not self.runner.encodes:
-            msg = f"{self.runner.definition.architecture.name} is no encoder: it has logits"
-            raise OptionError(msg, where=self.file.path)
-        given = self.tokenize(prompt) if isinstance(prompt, str | bytes) else prompt
-        ids = self.tokenizer.check_ids(given)
-        if not ids:
-            msg = "there is nothing to encode"
-            raise OptionError(msg, where="prompt", expected="at least one token")
-        sequence = Seq(adapters=self.mix(adapters))
-        return self.engine.call(lambda: self.runner.forward(sequence, ids, every=True))
+        """What the layers make of each token of a text: (n, n_embd) float32.
+
+        Of a decoder, the states that its output head reads: they have gone through the last
+        norm.
+        """
+        texts = self._texts([prompt])
+        (states,) = embedding.hidden(self.engine, texts, self.mix(adapters))
+        return states[1]
+
+    def embed(
+        self,
+        texts: Sequence[Prompt] | str | bytes,
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        adapters: Wanted = None,
+    ) -> np.ndarray:
+        """A vector for each text, from the hidden states of its tokens: (n, n_embd) float32.
+
+        * `texts`: texts or lists of token ids; a text by itself is one of one.
+        * `pooling`: "mean" of all tokens, the first ("cls") or the "last" one; None: what the
+          file says, else the mean in an encoder and the last token in a decoder.
+        * `normalize`: makes each vector as long as 1.
+
+        A text that does not fit is a `ContextFullError`: nothing is cut.
+        """
+        how = embedding.pooling(self.runner, pooling)
+        given = [texts] if isinstance(texts, str | bytes) else texts
+        vectors = embedding.embed(self.engine, self._texts(given), how, self.mix(adapters))
+        return embedding.normalised(vectors) if normalize else vectors
+
+    def _texts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The ids of whole texts, each of which has some and fits."""
+        made: list[list[int]] = []
+        for number, prompt in enumerate(prompts, 1):
+            given = self.tokenize(prompt) if isinstance(prompt, str | bytes) else prompt
+            ids = self.tokenizer.check_ids(given if hasattr(given, "__iter__") else ())
+            where = f"text {number}"
+            if not ids:
+                msg = "there is nothing to encode"
+                raise OptionError(msg, where=where, expected="at least one token", got=prompt)
+            self.runner.check_room(len(ids), where=where)
+            made.append(ids)
+        return made
 
     def open(self, adapters: Wanted = None) -> Session:
         """An empty session: one sequence that can be fed, forked, rewound and saved.
@@ -268,7 +300,7 @@ class Model(AbstractContextManager["Model"]):
         """
         if self.runner.encodes:
             msg = f"{self.runner.definition.architecture.name} is an encoder: it writes no text"
-            raise OptionError(msg, where=self.file.path, do="use `Model.hidden`")
+            raise OptionError(msg, where=self.file.path, do="use `Model.embed`")
         self.engine.post(lambda: None)  # is refused when the model is closed
         return Session(self, self.mix(adapters))
 

@@ -1,7 +1,8 @@
 """Runs steps: batches of sequences go through a plan of their shape, and their state moves on.
 
 A batch is either one sequence with many tokens (prefill) or many sequences with one token each
-(decode). Plans are made once per shape and kept while they are used.
+(decode); an encoder takes several whole texts. Plans are made once per shape and kept while
+they are used.
 """
 
 import logging
@@ -20,7 +21,7 @@ from umbel.models import ModelDefinition, StateShape, StepShape
 from umbel.models.builder import LORA, AdapterShape
 from umbel.plan import Arenas, Placer, Plan, States, Target, Weights, make
 from umbel.plan.emit import Placed
-from umbel.state import Cache, Taken
+from umbel.state import Cache, Mix, Taken
 from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
 
@@ -29,6 +30,7 @@ log = logging.getLogger("umbel")
 PLANS = 24  # that are kept
 RETRIES = 8  # of a step that was cancelled in place of another model's
 LENGTH = 256  # KV lengths are multiples of this where a device has no buckets
+ENCODED = 16  # and so are lengths of texts of this in an encoder
 
 
 @attrs.frozen(kw_only=True)
@@ -150,6 +152,8 @@ class Runner:
         if self.buckets:
             n = _bucket(shape.n, self.buckets, "tokens in a step")
             tokens, sequences = (1, n) if tokens == 1 else (n, 1)
+        elif self.encodes:
+            tokens = min(-(-tokens // ENCODED) * ENCODED, self.settings.ctx)
         needed = shape.kv_length - shape.tokens + tokens
         length = -(-needed // LENGTH) * LENGTH
         if self.lengths:
@@ -157,14 +161,18 @@ class Runner:
         if self.encodes:
             length = tokens
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
-        return StepShape(tokens, sequences, length, rows, shape.adapted)
+        return attrs.evolve(
+            shape, tokens=tokens, sequences=sequences, kv_length=length, rows=rows
+        )
 
     # steps
 
-    def forward(self, sequence: Seq, ids: list[int], *, every: bool = False) -> np.ndarray:
+    def forward(
+        self, sequence: Seq, ids: list[int], *, every: bool = False, hidden: bool = False
+    ) -> np.ndarray:
         """Computes `ids` after the sequence's tokens: logits (1, n_vocab) of the last one.
 
-        With `every`, of all of them: (n, n_vocab); an encoder gives hidden states (n, n_embd).
+        With `every`, of all of them: (n, n_vocab); with `hidden`, hidden states (..., n_embd).
         Long inputs go through in pieces. When a piece fails or is cancelled, the sequence is
         what it was.
         """
@@ -174,7 +182,8 @@ class Runner:
         try:
             while ids:
                 piece = self.piece(ids)
-                parts.append(self.step([(sequence, piece)], len(piece) if every else 1))
+                rows = len(piece) if every else 1
+                parts.append(self.step([(sequence, piece)], rows, hidden=hidden))
                 ids = ids[len(piece) :]
         except BaseException:
             self.cache.restore(sequence, before)
@@ -186,13 +195,36 @@ class Runner:
         """One token more for each of at most `widest` sequences: logits (n, n_vocab)."""
         return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
 
-    def check_room(self, tokens: int, *, answer: bool = False) -> None:
+    def together(self, longest: int) -> int:
+        """How many texts of at most so many tokens `hidden` computes in one step."""
+        one = self.padded(StepShape(longest, 1, longest, 1))
+        return 1 if self.buckets or not self.encodes else self.settings.ctx // one.tokens
+
+    def hidden(self, texts: Sequence[list[int]], adapters: Mix = ()) -> list[np.ndarray]:
+        """The hidden states of whole texts, the longest first: (n, n_embd) each."""
+        if not self.encodes:
+            return [self._hidden(ids, adapters) for ids in texts]
+        n, longest = len(texts), len(texts[0])
+        tokens = self.padded(StepShape(longest, n, longest, 1)).tokens
+        rows = self.step([(Seq(adapters=adapters), ids) for ids in texts], n * tokens)
+        split = rows.reshape(n, tokens, -1)
+        return [rows[: len(ids)] for rows, ids in zip(split, texts, strict=True)]
+
+    def _hidden(self, ids: list[int], adapters: Mix) -> np.ndarray:
+        sequence = Seq(adapters=adapters)
+        try:
+            return self.forward(sequence, ids, every=True, hidden=True)
+        finally:
+            self.cache.close(sequence)
+
+    def check_room(self, tokens: int, *, answer: bool = False, where: object = None) -> None:
         """Refuses a text that cannot fit, or leaves no room for an `answer`."""
         most = self.settings.ctx - answer
         if tokens > most:
             msg = f"the text does not fit into the context of {self.settings.ctx} tokens"
             expected, do = f"at most {most} tokens", "shorten it, or load with a larger ctx"
-            raise ContextFullError(msg, expected=expected, got=f"{tokens} tokens", do=do)
+            got = f"{tokens} tokens"
+            raise ContextFullError(msg, where=where, expected=expected, got=got, do=do)
 
     def piece(self, ids: list[int]) -> list[int]:
         """The first tokens of a prompt: as many as one step takes."""
@@ -201,15 +233,16 @@ class Runner:
             n = max((b for b in self.buckets if b <= n), default=1)
         return ids[:n]
 
-    def step(self, batch: Batch, rows: int) -> np.ndarray:
+    def step(self, batch: Batch, rows: int, *, hidden: bool = False) -> np.ndarray:
         """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
 
-        `rows` is the number of sequences, or that of all tokens. A failure changes nothing.
+        With `hidden`, hidden states (rows, n_embd). `rows` is the number of sequences, or that
+        of all tokens. A failure changes nothing.
         """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t
         adapted = any(sequence.adapters for sequence, _ in batch)
-        shape = self.padded(StepShape(t, len(batch), longest, rows, adapted))
+        shape = self.padded(StepShape(t, len(batch), longest, rows, adapted, hidden))
         plan = self.plan(shape)
         taken: list[Taken] = []
         try:

@@ -269,13 +269,11 @@ def test_a_bias_that_forbids_all(scripted):
 
 
 def test_an_encoder_does_not_write(shared):
-    """It says so, and what it can do instead; and a decoder has no hidden states."""
+    """It says so."""
     model = shared("bert")
     for call in (model.generate, model.logits, lambda _: model.open(), model.restore):
         with pytest.raises(OptionError, match="bert is an encoder"):
             call([1, 2])
-    with pytest.raises(OptionError, match="llama is no encoder"):
-        shared("llama").hidden([1, 2])
 
 
 @pytest.mark.parametrize(

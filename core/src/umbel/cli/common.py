@@ -61,11 +61,13 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def add_load(parser: Parser, *, bench: bool = False) -> None:
+def add_load(
+    parser: Parser, *, bench: bool = False, ctx: str = "tokens of context (up to 4096)"
+) -> None:
     """How a model is loaded; a bench has its own way with context, devices and threads."""
     add = parser.add_argument_group("the model and where it runs").add_argument
     if not bench:
-        add("--ctx", type=int, metavar="N", help="tokens of context (up to 4096)")
+        add("--ctx", type=int, metavar="N", help=ctx)
         add("--device", default="auto", metavar="D[,D]", help="the best first (auto)")
         add("--threads", "-t", type=int, default=0, metavar="N", help="0: its own choice (0)")
         named: dict[str, Any] = {"dest": "adapters", "type": scaled_file, "default": []}

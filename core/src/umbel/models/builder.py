@@ -36,6 +36,7 @@ class StepShape:
     kv_length: int  # cells that each sequence may attend to
     rows: int  # rows whose logits are asked for
     adapted: bool = False  # some sequence of it uses adapters
+    hidden: bool = False  # what the output head would read is asked for in their place
 
     @property
     def n(self) -> int:
@@ -81,8 +82,8 @@ class CacheRope:
 
 @attrs.frozen(eq=False)
 class ModelGraph:
-    """The graph of one step; its first output is logits (rows, n_vocab), or of an encoder
-    hidden states (N, n_embd), the others are writes to state."""
+    """The graph of one step; its first output is logits (rows, n_vocab) or hidden states
+    (rows, n_embd), of an encoder (N, n_embd), the others are writes to state."""
 
     graph: Graph
     cache_ropes: tuple[CacheRope, ...]
@@ -118,7 +119,13 @@ class ModelDefinition:
     def graph(self, step: StepShape, state: StateShape) -> ModelGraph:
         """The graph of one step; missing or misshapen tensors are a `ModelFormatError`."""
         builder = ModelBuilder(self, step, state)
-        graph = builder.graph([self.architecture.build(builder), *builder.effects])
+        result: Tensor | None = self.architecture.build(builder)
+        if step.hidden:
+            result = builder.hidden
+        if result is None:
+            msg = f"the architecture {self.architecture.name!r} gives no hidden states"
+            raise UnsupportedModelError(msg, where=self.file.path)
+        graph = builder.graph([result, *builder.effects])
         return ModelGraph(graph, tuple(builder.cache_ropes), builder.linears)
 
 
@@ -134,6 +141,7 @@ class ModelBuilder(Builder):
         self.effects: list[Tensor] = []  # writes to state, outputs of the graph
         self.cache_ropes: list[CacheRope] = []
         self.linears: dict[str, Shape] = {}
+        self.hidden: Tensor | None = None  # what the output head reads
 
     # weights
 
@@ -289,5 +297,6 @@ class ModelBuilder(Builder):
 
     def logits(self, x: Tensor) -> Tensor:
         """The output head, tied to the embedding when the file has none of its own."""
+        self.hidden = x
         stem = "output" if "output.weight" in self.file.tensors else "token_embd"
         return self.linear(x, stem, self.hparams.n_vocab)
