@@ -14,7 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
-KIT = ("-e", "./core", "-e", "./plugins")  # the core with what tests it
+KIT = ("-e", "./core[quantize]", "-e", "./plugins")  # the core with what tests it
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from umbel import __version__
-from umbel.cli import parser
+from umbel import __version__, cli
+from umbel.cli import COMMANDS, parser
 from umbel.cli.common import SAMPLING
 from umbel.sampling import Settings
 
-COMMANDS = ("run", "chat", "bench", "inspect", "tokenize", "devices", "plugins", "plan")
-COMMANDS += ("embed", "perplexity")
 HEAVY = (
     "numpy",
     "attrs",
@@ -45,6 +44,13 @@ def test_help_lists_the_commands(umbel):
 
     assert all(f"\n    {command}" in shown.out for command in COMMANDS)
     assert shown == umbel()
+
+
+def test_each_file_is_a_command():
+    """What is not listed could not be called."""
+    files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
+
+    assert set(COMMANDS) == files - {"__init__", "common"}
 
 
 def test_version(umbel):

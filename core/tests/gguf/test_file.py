@@ -197,3 +197,13 @@ def test_unreadable(name, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ModelFormatError, match=r"cannot be read|not a regular file"):
         umbel.gguf.open(tmp_path / name)
+
+
+def test_raw_values(w, save):
+    """A value can be had as it stands in the file, with the number of its type before it."""
+    pairs = [w.pair("a", "u16", 7), w.pair("b", "[str]", ["x", "yz"]), w.pair("c", "f64", 0.5)]
+    with umbel.gguf.open(save(w.file(pairs))) as file:
+        values = [w.string(key) + file.raw_value(key) for key in file.metadata]
+    assert values == pairs
+    with pytest.raises(UmbelError, match="closed"):
+        file.raw_value("a")

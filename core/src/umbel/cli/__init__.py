@@ -17,23 +17,16 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from umbel import __version__
-from umbel.cli import (
-    bench,
-    chat,
-    devices,
-    embed,
-    inspect,
-    perplexity,
-    plan,
-    plugins,
-    run,
-    tokenize,
-)
 from umbel.cli.common import Parser, log, say
 from umbel.errors import UmbelError
+
+# The files here, in the order of the help.
+COMMANDS: tuple[str, ...] = ("run", "chat", "embed", "bench", "perplexity")
+COMMANDS += ("inspect", "tokenize", "quantize", "devices", "plugins", "plan")
 
 
 class Notes(logging.Handler):
@@ -74,9 +67,9 @@ def parser() -> tuple[Parser, Any]:
     )
     made.add_argument("--version", action="version", version=f"umbel {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    modules = (run, chat, embed, bench, perplexity, inspect, tokenize, devices, plugins, plan)
-    for module in modules:
-        name, text = module.__name__.rpartition(".")[2], module.run.__doc__ or ""
+    for name in COMMANDS:
+        module = import_module(f"umbel.cli.{name}")
+        text = module.run.__doc__ or ""
         summary = text.partition("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
         command.add_argument("--debug", action="store_true", help="show where errors come from")

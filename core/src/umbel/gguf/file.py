@@ -156,15 +156,22 @@ class GGUFFile(AbstractContextManager["GGUFFile"]):
         if not info.dtype.block_bytes:
             msg = f"the tensor {name!r} has an unknown type"
             raise UnsupportedModelError(msg, where=self.path, got=info.dtype.name)
-        if not self._maps:
-            msg = "the file is closed"
-            raise UmbelError(msg, where=self.path)
-        whole = np.frombuffer(self._maps[info.part], np.uint8)
+        whole = np.frombuffer(self._map_of(info.part), np.uint8)
         raw = whole[info.offset : info.offset + info.nbytes]
         if info.dtype.numpy is not None:
             return raw.view(info.dtype.numpy).reshape(info.shape)
         row = info.dtype.row_bytes(info.shape[-1] if info.shape else 1)
         return raw.reshape(*info.shape[:-1], row)
+
+    def raw_value(self, key: str) -> bytes:
+        """The bytes of the metadata value `key` in the (first) file, its type before it."""
+        return self._map_of(0)[self.metadata.spans[key]]
+
+    def _map_of(self, part: int) -> mmap.mmap:
+        if not self._maps:
+            msg = "the file is closed"
+            raise UmbelError(msg, where=self.path)
+        return self._maps[part]
 
     def close(self) -> None:
         """Let go of the mappings. Arrays that still live keep theirs."""

@@ -109,10 +109,12 @@ class Metadata(Mapping[str, Value]):
     """The key-value pairs in file order; arrays of strings are decoded when first asked for.
 
     Until then they are bytes, as in the file: a vocabulary takes longer than all the rest.
+    `spans` has where in the file each value stands, from its type to its last byte.
     """
 
-    def __init__(self, values: dict[str, Value | bytes]) -> None:
+    def __init__(self, values: dict[str, Value | bytes], spans: dict[str, slice]) -> None:
         self._values = values
+        self.spans = spans
 
     def __getitem__(self, key: str) -> Value:
         value = self._values[key]
@@ -184,14 +186,17 @@ def _read_version(cursor: Cursor) -> int:
 def _read_metadata(cursor: Cursor) -> Metadata:
     cursor.what = "the number of metadata keys"
     values: dict[str, Value | bytes] = {}
+    spans: dict[str, slice] = {}
     for _ in range(cursor.count(smallest=13)):
         key = cursor.name("metadata key", MAX_KEY, values)
+        start = cursor.pos
         kind = _read_type(cursor)
         values[key] = value = _read_value(cursor, kind)
+        spans[key] = slice(start, cursor.pos)
         if key == "general.alignment" and (kind != U32 or value not in ALIGNMENTS):
             expected = f"a u32, a power of two from {ALIGNMENTS[0]} to {ALIGNMENTS[-1]}"
             cursor.fail("has a wrong value", expected, f"{value!r:.80} of type {kind}")
-    return Metadata(values)
+    return Metadata(values, spans)
 
 
 def _read_tensor(cursor: Cursor, name: str, alignment: int) -> TensorInfo:

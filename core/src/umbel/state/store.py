@@ -7,7 +7,7 @@ and renamed, so that it is whole or not there.
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -37,15 +37,17 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
     A link stays one: what it points to is written.
     """
     target = Path(os.path.realpath(target))
+    beside = target.parent / f".umbel-{secrets.token_hex(8)}"
     try:
         if target.exists() and not target.is_file():
             msg = "the file cannot be written: there is something else in its place"
             raise OptionError(msg, where=target, expected="a regular file, or none")
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".umbel-") as folder:
-            beside = Path(folder, "new")
-            with beside.open("wb") as file:
+        try:
+            with beside.open("xb") as file:
                 write(file)
             beside.replace(target)
+        finally:  # entered before there is a file: Ctrl-C at any time leaves none
+            beside.unlink(missing_ok=True)
     except OSError as error:
         msg = "the file cannot be written"
         raise OptionError(msg, where=target, got=error.strerror) from error
