@@ -5,7 +5,7 @@ and in the place of the demo model the same file. An HTML comment before a block
 special about it:
 
 * `<!-- not run: REASON -->`: it needs what is not there when tests run;
-* `<!-- file: PATH -->`: it is the content of that file;
+* `<!-- file: PATH -->`: it is the content of that file; `<!-- append: PATH -->`: the end of it;
 * `<!-- ends with N -->`: its command shows an error, whose exit code is N;
 * `<!-- input: LINE -->`: is typed into the command.
 
@@ -159,6 +159,8 @@ class Desk:
 
 def exists(requirement: str) -> bool:
     """Whether this is a distribution of the project with those extras, or the demo model's."""
+    if requirement in ("umbel-plugin-kit", "pytest"):
+        return True
     found = re.fullmatch(r"(?:\./core|umbel-core)(?:\[(\w+)\])?", requirement)
     if found is None:
         return f'"{requirement}==' in (ROOT / "noxfile.py").read_text()
@@ -182,9 +184,10 @@ def test_a_page_does_what_it_says(page, desk):
         assert block.kind in KINDS, f"{where}: a block is one of {KINDS}"
         if block.told("not run:") is not None:
             continue
-        if (path := block.told("file:")) is not None:
+        if (path := block.told("file:") or block.told("append:")) is not None:
             (desk.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (desk.folder / path).write_text(block.text, "utf-8")
+            with (desk.folder / path).open("a" if block.told("append:") else "w") as file:
+                file.write(block.text)
         elif block.kind == "console":
             _run_console(block, desk, where)
         elif block.kind == "python":
