@@ -181,7 +181,11 @@ class Adapters:
             do = "unload one, or load the model with more adapter_slots"
             raise OptionError(msg, where=adapter.name, got=", ".join(self.names), do=do)
         self._slots[names.index(wanted)] = adapter
-        self._write()
+        try:
+            self._write()
+        except BaseException:  # half of it is written, in the place of what was there
+            self._slots = [None] * self.shape.slots
+            raise
 
     def remove(self, name: str) -> None:
         """Frees a slot; sequences that use it fail at their next step."""

@@ -231,6 +231,31 @@ def test_slots_kept_free(load, lora):
     assert greedy(model, adapters="third") == greedy(model, adapters="llama-lora")
 
 
+def test_memory_that_cannot_be_written(load, monkeypatch):
+    """After half a change no adapter is there, rather than a mixture of two."""
+    from umbel.errors import DeviceError
+    from umbel.plan import States
+
+    model, write, written = load("llama", adapters=LORA), States.write, []
+
+    def failing(self, name, values):
+        written.append(name)
+        if len(written) > 3:
+            msg = "a fault of the test's own"
+            raise DeviceError(msg)
+        write(self, name, values)
+
+    before = greedy(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(States, "write", failing)
+        with pytest.raises(DeviceError, match="own"):
+            model.load_adapter(LORA)
+    assert model.adapters == []
+    assert greedy(model, adapters={}) == greedy(load("llama"))
+    model.load_adapter(LORA)
+    assert greedy(model) == before
+
+
 def test_unloaded_while_it_is_used(load):
     """Who uses it is told at the next step; others go on."""
     model = load("llama", adapters=LORA, parallel=2)
