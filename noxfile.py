@@ -15,6 +15,8 @@ nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
 KIT = ("-e", "./core", "-e", "./plugins")  # the core with what tests it
+# What tests and pages of the core need beside it: constraints, and a judge of their JSON.
+CONSTRAINED = ("-e", "./core[grammar]", "jsonschema>=4.20")
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
@@ -45,7 +47,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def core(session: nox.Session) -> None:
     """The unit tests of the core."""
-    session.install(*TESTING, *KIT)
+    session.install(*TESTING, *KIT, *CONSTRAINED)
     session.run("pytest", "core/tests", *session.posargs)
 
 
@@ -70,7 +72,7 @@ def isolation(session: nox.Session) -> None:
 @nox.session
 def real(session: nox.Session) -> None:
     """The demo model against an independent implementation's figures."""
-    session.install(*TESTING, *KIT)
+    session.install(*TESTING, *KIT, *CONSTRAINED)
     session.install(*DEMO)
     session.run("pytest", "core/tests", "-m", "demo", *session.posargs)
 
@@ -78,7 +80,7 @@ def real(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation builds, and every command in it runs."""
-    session.install(*TESTING, "mkdocs>=1.6", *KIT)
+    session.install(*TESTING, "mkdocs>=1.6", *KIT, *CONSTRAINED)
     session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
     session.run("pytest", "tests/docs", *session.posargs)
     _coverage(session, "--check")

@@ -18,6 +18,7 @@ from umbel.generation import Generation
 from umbel.gguf import types
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
+from umbel.sampling.constraint import Vocabulary
 from umbel.session import Prompt, Session
 from umbel.state import Sequence as Seq
 from umbel.state import store
@@ -115,6 +116,12 @@ class Model(AbstractContextManager["Model"]):
         return bos, eos
 
     @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What constraints choose from."""
+        pieces = map(self.tokenizer.token_bytes, range(self.tokenizer.n_vocab))
+        return Vocabulary(pieces, self.tokenizer.vocab.ends)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Names this model's weights and state layout, for saved sessions."""
         keys = {k: v for k, v in self.file.metadata.items() if not k.startswith("tokenizer.")}
@@ -146,7 +153,7 @@ class Model(AbstractContextManager["Model"]):
           others dropped; None: the answer ends there.
         * `logprobs`: how many of the best tokens are told with each token; 0: that one only.
         * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
-          `top_k`, `seed` ...
+          `top_k`, `seed`, and what the answer must obey: `json_schema`, `regex`, `grammar` ...
 
         Raises `ContextFullError` when the prompt leaves no room, `SamplingError`,
         `OptionError`, `TokenizerError`; what fails later is raised to the reader.
