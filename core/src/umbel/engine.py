@@ -210,7 +210,7 @@ class Engine:
         ends = token in job.stop_ids
         job.events.put(Token(token, "" if ends else job.output.push(token), tuple(pairs)))
         full = job.keep < 0 and len(job.tokens) >= self.runner.settings.ctx
-        if ends or job.output.stops.found:
+        if ends or job.output.stops.found or job.sampler.done:
             self._finish(job, "stop")
         elif full or job.sampled >= job.max_tokens:
             self._finish(job, "length")

@@ -22,12 +22,21 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """The text of one answer. `before` are the tokens that it continues."""
+    """The text of one answer. `before` are the tokens that it continues.
+
+    It is `exact` where it has to obey a constraint: nothing is left out at its beginning, nor
+    put in the place of a character that its end cuts.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, before: Iterable[int], stop: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        before: Iterable[int],
+        stop: Sequence[str] = (),
+        *,
+        exact: bool = False,
     ) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = StreamDecoder(tokenizer, exact=exact)
         self.stops = StopStrings(stop)
         for token in before:  # past the place where a text starts: there a space is dropped
             if self._decoder.push_bytes(token):

@@ -20,6 +20,7 @@ from umbel.generation import Generation
 from umbel.gguf import types
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
+from umbel.sampling.constraint import Vocabulary
 from umbel.session import Prompt, Session
 from umbel.state import Mix, store
 from umbel.text import Tokenizer, load_tokenizer
@@ -136,6 +137,12 @@ class Model(AbstractContextManager["Model"]):
         return bos, eos
 
     @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What constraints choose from."""
+        pieces = map(self.tokenizer.token_bytes, range(self.tokenizer.n_vocab))
+        return Vocabulary(pieces, self.tokenizer.vocab.ends)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Names this model's weights and state layout, for saved sessions."""
         keys = {k: v for k, v in self.file.metadata.items() if not k.startswith("tokenizer.")}
@@ -196,7 +203,7 @@ class Model(AbstractContextManager["Model"]):
         * `adapters`: names of loaded adapters, with scales where those are not 1
           (`{"pirate": 0.5}`); None: those given to `load`; `{}`: the model as it is.
         * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
-          `top_k`, `seed` ...
+          `top_k`, `seed`, and what the answer must obey: `json_schema`, `regex`, `grammar` ...
 
         Raises `ContextFullError` when the prompt leaves no room, `SamplingError`,
         `OptionError`, `TokenizerError`; what fails later is raised to the reader.

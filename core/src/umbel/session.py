@@ -19,6 +19,7 @@ from umbel.generation import Generation, Job, Output
 from umbel.loading import number
 from umbel.sampling import Sampler, breaker_tokens
 from umbel.sampling import Settings as Sampling
+from umbel.sampling.constraint import Constraint, grammar_of
 from umbel.state import Mix, store
 from umbel.state import Sequence as Seq
 from umbel.text import Tokenizer
@@ -121,6 +122,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         kept = -1 if keep is None else number("keep", keep, 0, ctx - 5)
         alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
         chosen = _sampling(sampling, settings)
+        grammar = grammar_of(chosen)
+        constraint = Constraint(self.model.vocabulary, grammar) if grammar else None
         stops = [stop] if isinstance(stop, str) else () if stop is None else stop
         ids = self._ids(prompt, special)
         self._reopen(ids)
@@ -132,8 +135,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
             sequence=self._sequence,
             tokens=self._tokens,
             prompt=ids,
-            sampler=Sampler(chosen, n_vocab, prompt=history, breakers=breakers),
-            output=Output(self._tokenizer, history, stops),
+            sampler=Sampler(
+                chosen, n_vocab, prompt=history, breakers=breakers, constraint=constraint
+            ),
+            output=Output(self._tokenizer, history, stops, exact=grammar is not None),
             max_tokens=limit,
             stop_ids=self._tokenizer.vocab.ends,
             keep=kept,

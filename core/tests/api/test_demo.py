@@ -6,6 +6,8 @@ float32 on the dequantised weights, for the first 512 tokens of an English text.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import umbel
@@ -86,3 +88,27 @@ def test_several_answers_at_once(model):
     alone = [model.generate(p, **settings).read() for p in prompts]
     together = [model.generate(p, **settings) for p in prompts]
     assert alone == [g.read() for g in together]
+
+
+def test_it_fills_a_schema(model):
+    """Each value is of its kind, and what it says is about the question."""
+    properties = {
+        "name": {"type": "string", "maxLength": 30},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 99},
+        "wild": {"type": "boolean"},
+        "likes": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+    }
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    asked = "Describe a dog as JSON with its name, number of legs, wild or not, what it likes."
+    answer = model.chat(
+        [{"role": "user", "content": asked}], json_schema=schema, temperature=0, max_tokens=150
+    )
+    dog = json.loads(answer.read())
+    assert answer.finish_reason == "stop"
+    assert list(properties) == list(dog)
+    assert [str, int, bool, list] == [type(value) for value in dog.values()]

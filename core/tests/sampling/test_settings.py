@@ -85,8 +85,53 @@ def test_defaults():
             "xtc",
             "temperature",
         ),
+        "json_schema": None,
+        "regex": None,
+        "grammar": None,
     }
     assert expected == attrs.asdict(Settings())
+
+
+@pytest.mark.parametrize("value", [1, True, b"a", ["a"], {}])
+@pytest.mark.parametrize("field", ["regex", "grammar"])
+def test_constraint_refused(field, value):
+    """What is no text is no regex and no grammar."""
+    refused(**{field: value})
+
+
+@pytest.mark.parametrize("value", [False, 1, [], "[]", "3", "null", "false"])
+def test_schema_refused(value):
+    """A JSON schema is an object."""
+    refused(json_schema=value)
+
+
+LOOP: dict[str, object] = {}
+LOOP["loop"] = LOOP
+
+
+@pytest.mark.parametrize("value", ["", "{", "{'a': 1}", "\ufeff{}", object(), {"a": {1}}, LOOP])
+def test_schema_that_is_no_json(value):
+    """It says where the text is broken."""
+    with pytest.raises(SamplingError, match="no JSON") as caught:
+        Settings(json_schema=value)
+    assert caught.value.where == "json_schema"
+
+
+def test_schema_is_kept_as_text():
+    """In every form; what happens to the dict later does not matter, and it can be evolved."""
+    schema = {"type": "object"}
+    kept = Settings(json_schema=schema)
+    schema["type"] = "array"
+    forms = [kept, attrs.evolve(kept, seed=None), Settings(json_schema=True)]
+    forms += [Settings(json_schema=text) for text in ('{"type": "object"}', " true\n")]
+    assert {'{"type": "object"}'} == {s.json_schema for s in forms}
+
+
+def test_one_constraint_only():
+    """A second one is refused by its name."""
+    with pytest.raises(SamplingError, match="one constraint only") as caught:
+        Settings(json_schema=True, grammar="start: 'a'")
+    assert ("grammar", "json_schema and grammar") == (caught.value.where, caught.value.got)
 
 
 @pytest.mark.parametrize("value", [*NEVER_A_NUMBER, *HUGE, 1.0, 0.5, -(2**31), 2**63])

@@ -43,6 +43,11 @@ def text_file(path: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def schema(text: str) -> str:
+    """A JSON schema, or what the file of that name holds."""
+    return text if text.strip() == "true" or text.lstrip()[:1] == "{" else text_file(text)
+
+
 def token_bias(text: str) -> tuple[int, float]:
     token, bias = text.split("=")
     return int(token), float(bias)
@@ -126,17 +131,27 @@ def add_answer(parser: Parser) -> None:
     add("--logit-bias", action="append", type=token_bias, metavar="TOKEN=BIAS", help=text)
     text = "a text at which DRY stops looking back; repeatable"
     add("--dry-breakers", action="append", metavar="TEXT", help=text)
+    text = "what the answer must obey; one of them, with the extra [grammar]"
+    group = parser.add_argument_group("constraints", text, argument_default=argparse.SUPPRESS)
+    add = group.add_argument
+    text = "a JSON schema, or a file with one; true: any JSON object"
+    add("--json-schema", type=schema, metavar="SCHEMA", help=text)
+    add("--regex", metavar="REGEX", help="a regular expression for all of the answer")
+    add("--grammar", type=text_file, metavar="FILE", help="a grammar in GBNF or Lark")
 
 
 def answer_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What `generate` is told; the sampling is checked before a model is loaded for nothing."""
     from umbel.sampling import Settings
+    from umbel.sampling.constraint import grammar_of
 
     given = _arguments_of(Settings, vars(args))
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
     limit = None if args.max_tokens == -1 else args.max_tokens
-    return {"max_tokens": limit, "stop": args.stop, "sampling": Settings(**given)}
+    settings = Settings(**given)
+    grammar_of(settings)
+    return {"max_tokens": limit, "stop": args.stop, "sampling": settings}
 
 
 def _arguments_of(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -217,11 +232,15 @@ def stream(answer: umbel.Generation) -> None:
 
 def say_figures(model: umbel.Model, args: argparse.Namespace, answer: umbel.Generation) -> None:
     """One line about an answer; what cut it short gets a line of its own."""
+    from umbel.sampling.settings import CONSTRAINTS
+
     n = len(answer.tokens)
     if answer.dropped:
         log.warning("the context was full: %d old tokens were dropped", answer.dropped)
     if answer.finish_reason == "length" and n != args.max_tokens:
         log.warning("the context of %d tokens is full: the text ends here", model.ctx)
+    if answer.finish_reason == "length" and vars(args).keys() & {*CONSTRAINTS}:
+        log.warning("the answer was cut: it is only the beginning of one that obeys")
     read = _rate(answer.prompt_tokens, answer.prompt_tokens, answer.prefill_seconds)
     written = _rate(n, n - 1, answer.decode_seconds)  # the first one comes with the prefill
     device = model.runner.targets[0].device.title

@@ -1,7 +1,8 @@
 """From logits to a token: settings, the sampler that obeys them, and stop strings.
 
-`Settings` is a checked value, `Sampler` belongs to one sequence and chooses its tokens,
-`StopStrings` cuts its text. Nothing here knows of models or devices.
+`Settings` is a checked value, `Sampler` belongs to one sequence and chooses its tokens, within
+a `Constraint` if there is one, `StopStrings` cuts its text. Nothing here knows of models or
+devices.
 """
 
 from umbel.sampling.penalties import breaker_tokens

@@ -15,6 +15,7 @@ import numpy as np
 
 from umbel.errors import SamplingError
 from umbel.sampling import filters, penalties
+from umbel.sampling.constraint import Constraint
 from umbel.sampling.settings import Settings
 
 
@@ -79,7 +80,8 @@ class Sampler:
     """Chooses the tokens of one sequence and remembers them for the penalties.
 
     `prompt` tokens count for the penalties. `breakers` are the ids of the tokens at which DRY
-    stops looking back (see `breaker_tokens`). A deep copy goes on as the original would.
+    stops looking back (see `breaker_tokens`). All else that is asked for chooses among what the
+    `constraint` allows. A deep copy goes on as the original would.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Sampler:
         *,
         prompt: Sequence[int] = (),
         breakers: Collection[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         self.settings = settings
+        self.constraint = constraint
         # 32 bits: a seed that a user can read off the screen and type again.
         self.seed = secrets.randbits(32) if settings.seed is None else int(settings.seed)
         self._random = np.random.Generator(np.random.PCG64(self.seed))
@@ -104,11 +108,18 @@ class Sampler:
                 expected = f"an id from 0 to {n_vocab - 1}"
                 raise SamplingError(msg, where="logit_bias", expected=expected, got=token)
 
+    @property
+    def done(self) -> bool:
+        """Whether the constraint lets nothing follow but the end."""
+        return self.constraint is not None and self.constraint.done
+
     def sample(self, logits: np.ndarray) -> int:
         """Choose a token and take it into the history; the logits are left as they are."""
         scores = self._scores(logits)
         choice = Choice(self._ids, scores, self._history)
-        if scores.min() == -math.inf:
+        if self.constraint is not None:
+            choice.keep(self._allowed(scores, self.constraint))
+        elif scores.min() == -math.inf:
             choice.keep(np.flatnonzero(scores > -math.inf))
         if not self.settings.greedy:
             choice.chance = self._random.random()
@@ -121,6 +132,8 @@ class Sampler:
         else:
             at = choice.draw()
         token = int(choice.ids[at])
+        if self.constraint is not None:
+            self.constraint.accept(token)
         self._history.append(token)
         return token
 
@@ -147,6 +160,13 @@ class Sampler:
             do = "check the file, or try another device: a computation went wrong"
             raise SamplingError(msg, where="logits", got=f"{best} for the highest", do=do)
         return scores
+
+    def _allowed(self, scores: np.ndarray, constraint: Constraint) -> np.ndarray:
+        allowed = np.flatnonzero(constraint.mask() & (scores > -math.inf))
+        if not len(allowed):
+            msg = "no token to choose: logit_bias forbids all that the constraint allows"
+            raise SamplingError(msg, where="logit_bias")
+        return allowed
 
     def _mirostat(self, choice: Choice) -> int:
         """Draw below a limit of surprise, and move the limit so that the mean comes to tau."""

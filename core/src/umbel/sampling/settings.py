@@ -8,6 +8,7 @@ index out of bounds (settings come from JSON too) is refused here, with the fiel
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from attrs.validators import optional
 from umbel.errors import SamplingError
 
 SAMPLERS = ("penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+CONSTRAINTS = ("json_schema", "regex", "grammar")
 
 # A float32 logit divided by less leaves no second choice, and may leave the range of floats.
 _GREEDY_BELOW = 1e-6
@@ -72,12 +74,24 @@ _SAMPLERS = _rule(
     f"a list of names out of {', '.join(SAMPLERS)}, each at most once",
     lambda v: isinstance(v, tuple) and all(s in SAMPLERS for s in v) and len({*v}) == len(v),
 )
+_TEXT = _rule("a text", lambda v: isinstance(v, str))
+_OBJECT = _rule("an object, its text, or True (any object)", lambda v: v.startswith("{"))
 _BIASES = _rule(f"a mapping from token ids to numbers up to {_LARGE:g} or -inf", _are_biases)
 
 
 def _unchangeable(value: Any) -> Any:
     """A list, as it comes from JSON, as a tuple."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def _schema(value: Any) -> str:
+    """A JSON schema as text; True is any object."""
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        return json.dumps({"type": "object"} if schema is True else schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = "the JSON schema is no JSON"
+        raise SamplingError(msg, where="json_schema", got=error) from error
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +106,8 @@ class Settings:
     * `logit_bias` is added before anything else; -inf forbids a token.
     * `mirostat` 2 takes the place of the filters (top_k to xtc), whatever they are set to.
     * `samplers` is the order in which they work; one that is not named does not work.
+    * `json_schema` (a dict, its text, or True: any object), `regex` or `grammar` (GBNF or Lark)
+      is what the text must obey, whatever the others say: one of them at most.
     * `seed` None has one drawn: `Sampler.seed` tells it.
     """
 
@@ -123,6 +139,17 @@ class Settings:
     samplers: tuple[str, ...] = attrs.field(
         default=SAMPLERS, converter=_unchangeable, validator=_SAMPLERS
     )
+    json_schema: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(_schema), validator=optional(_OBJECT)
+    )
+    regex: str | None = attrs.field(default=None, validator=optional(_TEXT))
+    grammar: str | None = attrs.field(default=None, validator=optional(_TEXT))
+
+    def __attrs_post_init__(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            msg, got = "a text can obey one constraint only", " and ".join(given)
+            raise SamplingError(msg, where=given[1], got=got)
 
     @property
     def greedy(self) -> bool:

@@ -175,14 +175,19 @@ class StreamDecoder:
     """Turns ids into text as they come, in whole characters.
 
     A character whose bytes are spread over several tokens is held back until it is whole. What
-    `push` and `flush` gave, joined, is what `Tokenizer.decode` makes of all the ids.
+    `push` and `flush` gave, joined, is what `Tokenizer.decode` makes of all the ids; unless it
+    is to be `exact`: then it is all that they add, up to the last character that is whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, special: bool = False, exact: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._special = special
+        self._exact = exact
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._space = b" " if tokenizer.coder.space_prefix else b""  # before the first text
+        prefixed = tokenizer.coder.space_prefix and not exact
+        self._space = b" " if prefixed else b""  # before the first text
         self._drop_space = tokenizer.bos_id is None
 
     def push(self, token: int) -> str:
@@ -191,7 +196,7 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """What is left at the end: "", or U+FFFD for a character that stayed incomplete."""
-        return self._utf8.decode(b"", final=True)
+        return "" if self._exact else self._utf8.decode(b"", final=True)
 
     def push_bytes(self, token: int) -> bytes:
         """The bytes of this token where it stands (and none of them kept for `flush`)."""
