@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from umbel import gguf, loading
+from umbel.draft import LONGEST, LOOKUP, DraftModel, Lookup, Proposer, check_vocabulary
 from umbel.engine import Engine
 from umbel.errors import OptionError, TemplateError
 from umbel.generation import Generation
@@ -38,6 +39,8 @@ def load(
     strict: bool = False,
     check: bool = False,
     check_tensors: bool = False,
+    draft: str | os.PathLike[str] | None = None,
+    draft_max: int = LONGEST,
 ) -> Model:
     """Opens a GGUF file and makes it ready to run.
 
@@ -54,6 +57,9 @@ def load(
       load are errors.
     * `check`: computes node by node and names the one that fails or is not finite (slow).
     * `check_tensors`: looks for values that are not finite in all weights first.
+    * `draft`: guesses the next tokens, which are checked in one step: "lookup" (from the text
+      so far), or the file of a smaller model with the same vocabulary. No text changes.
+    * `draft_max`: tokens of one draft at most.
 
     Raises `ModelFormatError`, `UnsupportedModelError`, `DeviceError`, `OptionError`. What is
     not as one would expect is told on the logger "umbel".
@@ -70,6 +76,7 @@ def load(
             strict=strict,
         )
         threads = loading.number("threads", threads or 0, 0)
+        draft_max = loading.number("draft_max", draft_max, 0)
         tokenizer = load_tokenizer(file.metadata, where=str(file.path))
         definition.check_vocabulary(tokenizer.n_vocab)
         if check_tensors:
@@ -78,20 +85,40 @@ def load(
         devices = loading.targets(device, options, threads, strict)
         runner = Runner(definition, devices, settings)
         loading.report(runner)
+        more = {"options": options, "threads": threads, "strict": strict, "check": check}
+        proposer = _proposer(draft, tokenizer, runner, device=device, ubatch=ubatch, **more)
     except BaseException:
         file.close()
         raise
-    return Model(file, tokenizer, runner)
+    return Model(file, tokenizer, Engine(runner, proposer, draft_max if proposer else 0))
+
+
+def _proposer(
+    draft: str | os.PathLike[str] | None, tokenizer: Tokenizer, runner: Runner, **settings: Any
+) -> Proposer | None:
+    """What guesses, if anything."""
+    if draft is None or draft == LOOKUP:
+        return Lookup() if draft else None
+    helper = load(draft, ctx=runner.settings.ctx, **settings)
+    try:
+        if helper.runner.encodes:
+            msg = "the draft model is an encoder: it writes no text"
+            raise OptionError(msg, where="draft", got=draft)
+        check_vocabulary(tokenizer.vocab.tokens, helper.tokenizer.vocab.tokens)
+    except BaseException:
+        helper.close()
+        raise
+    return DraftModel(helper.runner, runner.definition.hparams.n_vocab)
 
 
 class Model(AbstractContextManager["Model"]):
     """A loaded model, for any number of threads. Close it, or use it in a `with` block."""
 
-    def __init__(self, file: gguf.GGUFFile, tokenizer: Tokenizer, runner: Runner) -> None:
+    def __init__(self, file: gguf.GGUFFile, tokenizer: Tokenizer, engine: Engine) -> None:
         self.file = file
         self.tokenizer = tokenizer
-        self.runner = runner
-        self.engine = Engine(runner)
+        self.runner = engine.runner
+        self.engine = engine
 
     @property
     def ctx(self) -> int:
@@ -145,6 +172,7 @@ class Model(AbstractContextManager["Model"]):
         * `keep`: so many first tokens are kept when the context is full, and half of the
           others dropped; None: the answer ends there.
         * `logprobs`: how many of the best tokens are told with each token; 0: that one only.
+        * `draft_max`: tokens of one draft at most; 0: no drafts; None: as the model was loaded.
         * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
           `top_k`, `seed` ...
 
@@ -230,8 +258,9 @@ class Model(AbstractContextManager["Model"]):
     def close(self) -> None:
         """Stops everything that runs on the model and gives its memory back."""
         self.engine.close()
-        self.runner.close()
-        self.file.close()
+        for runner in self.engine.runners:
+            runner.close()
+            runner.definition.file.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

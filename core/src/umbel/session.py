@@ -109,6 +109,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         special: bool = False,
         keep: int | None = None,
         logprobs: int | None = None,
+        draft_max: int | None = None,
         sampling: Sampling | None = None,
         **settings: Any,
     ) -> Generation:
@@ -119,6 +120,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # Less than four tokens to drop would be shifting all the time.
         kept = -1 if keep is None else number("keep", keep, 0, ctx - 5)
         alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
+        drafts = (
+            self._engine.draft_max if draft_max is None else number("draft_max", draft_max, 0)
+        )
+        if drafts and self._engine.draft is None:
+            msg, do = "the model has no drafts", 'load it with draft="lookup" or a draft model'
+            raise OptionError(msg, where="draft_max", got=draft_max, do=do)
         chosen = _sampling(sampling, settings)
         stops = [stop] if isinstance(stop, str) else () if stop is None else stop
         ids = self._ids(prompt, special)
@@ -137,6 +144,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             stop_ids=self._tokenizer.vocab.ends,
             keep=kept,
             logprobs=alternatives,
+            draft_max=drafts,
             transient=self._transient,
             owner=self,
         )
