@@ -2,10 +2,12 @@
 
 Every caller hands in jobs and reads their events; only the engine's thread touches the runner
 and the state of sequences. Between two steps of decoding one piece of one prompt is prefilled,
-so that a long prompt holds nobody up.
+so that a long prompt holds nobody up. Who decodes alone may have a draft checked in the
+same step.
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -15,9 +17,12 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
+from umbel.draft import Proposer
 from umbel.errors import CancelledError, ContextFullError, DeviceError, UmbelError
 from umbel.generation import Done, Job, Token
 from umbel.runner import Runner
+
+log = logging.getLogger("umbel")
 
 T = TypeVar("T")
 
@@ -32,8 +37,12 @@ class _Call:
 class Engine:
     """Runs jobs on one model, until it is stopped or closed."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(
+        self, runner: Runner, draft: Proposer | None = None, draft_max: int = 0
+    ) -> None:
         self.runner = runner
+        self.draft, self.draft_max = draft, draft_max
+        self.runners = (runner, *(draft.runners if draft else ()))
         self._posts: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: list[Job] = []  # the prompt of the first one is being computed
         self._decoding: list[Job] = []
@@ -88,7 +97,7 @@ class Engine:
         with self._lock:
             self.closed = True
             if self._current:
-                self.runner.cancel()
+                self._cancel_step()
             self._posts.put(lambda: None)  # wakes it up
 
     def close(self) -> None:
@@ -101,7 +110,11 @@ class Engine:
         """Stops the step that runs, when nobody wants it any more."""
         with self._lock:
             if self._current and all(task.cancelled for task in self._current):
-                self.runner.cancel()
+                self._cancel_step()
+
+    def _cancel_step(self) -> None:
+        for runner in self.runners:
+            runner.cancel()
 
     # on the engine's thread
 
@@ -140,11 +153,17 @@ class Engine:
         for job in self._decoding:
             if len(job.sequence) >= self.runner.settings.ctx:
                 self._guard([job], self._make_room, job)
+            elif len(self._decoding) > 1 and (behind := job.tokens[len(job.sequence) : -1]):
+                # a recurrent state that went back with a draft
+                self._guard([job], self.runner.forward, job.sequence, behind)
         while self.runner.cache.room < len(self._decoding):
             msg = "sessions that are open leave no room for the next token"
             do = "close sessions, or load the model with a larger ctx or parallel"
             self._finish(self._decoding[-1], "error", ContextFullError(msg, do=do))
         jobs, widest = self._decoding, self.runner.widest
+        if len(jobs) == 1 and jobs[0].draft_max:
+            self._guard(jobs, self._speculate, jobs[0])
+            return
         for i in range(0, len(jobs), widest):
             group = jobs[i : i + widest]
             self._guard(group, self._decode, group)
@@ -156,7 +175,7 @@ class Engine:
         room = self.runner.cache.cells.free > len(job.due) + len(self._decoding)
         return len(self._decoding) < self.runner.settings.parallel and room
 
-    def _guard(self, jobs: Sequence[Job], step: Callable[..., None], *args: Any) -> None:
+    def _guard(self, jobs: Sequence[Job], step: Callable[..., object], *args: Any) -> None:
         """A step that fails ends the jobs that took part in it, and nothing else."""
         try:
             with self._computing(jobs):
@@ -170,7 +189,8 @@ class Engine:
     def _computing(self, tasks: Sequence[Job | _Call]) -> Iterator[None]:
         with self._lock:
             self._current = tasks
-            self.runner.cancelled = self.closed or all(task.cancelled for task in tasks)
+            for runner in self.runners:
+                runner.cancelled = self.closed or all(task.cancelled for task in tasks)
         try:
             yield
         finally:
@@ -197,7 +217,45 @@ class Engine:
         for job, row in zip(jobs, logits, strict=True):
             self._guard([job], self._advance, job, row)
 
-    def _advance(self, job: Job, logits: np.ndarray) -> None:
+    def _speculate(self, job: Job) -> None:
+        """Computes a draft with what is due, and keeps of it what the sampler chooses too."""
+        cache, sequence = self.runner.cache, job.sequence
+        due = job.tokens[len(sequence) :]
+        ids = self.runner.piece(due + self._guess(job, len(due)))
+        draft = ids[len(due) :]
+        if draft:
+            cache.snapshot(sequence)
+            logits = self.runner.step([(sequence, ids)], len(ids))[len(due) - 1 :]
+        else:
+            logits = self.runner.forward(sequence, due)
+        job.drafted += len(draft)
+        accepted = job.accepted
+        for row, guess in zip(logits, [*draft, None], strict=True):
+            self._advance(job, row, guess)
+            if job.ended or job.tokens[-1] != guess:
+                break
+        cache.rewind(sequence, len(job.tokens) - 1)
+        if draft:  # about as much as was right last time
+            job.draft_next = max(3, 2 * (job.accepted - accepted) + 1)
+
+    def _guess(self, job: Job, due: int) -> list[int]:
+        """A draft that makes the step 2, 4, 8 ... tokens long, so that few plans serve all."""
+        ctx, free = self.runner.settings.ctx, self.runner.cache.cells.free
+        wanted = min(job.draft_max, job.draft_next, job.max_tokens - job.sampled - 1)
+        room = min(wanted, ctx - len(job.tokens), free - due)
+        n = (1 << (due + room).bit_length() - 1) - due if room > 0 else 0
+        if self.draft is None or n < 1:
+            return []
+        try:
+            return self.draft.propose(job.tokens, n)
+        except Exception as error:
+            if self.runner.cancelled or self.runner.settings.strict:
+                raise
+            log.warning("the answer goes on without drafts: %s", error)
+            job.draft_next = 0
+            return []
+
+    def _advance(self, job: Job, logits: np.ndarray, guess: int | None = None) -> None:
         """Samples the next token, and ends the job when it is the last."""
         if job.max_tokens <= 0:
             self._finish(job, "length")
@@ -207,6 +265,7 @@ class Engine:
         pairs = job.sampler.logprobs(logits, job.logprobs, chosen=token) if wanted else ()
         job.tokens.append(token)
         job.sampled += 1
+        job.accepted += token == guess
         ends = token in job.stop_ids
         job.events.put(Token(token, "" if ends else job.output.push(token), tuple(pairs)))
         full = job.keep < 0 and len(job.tokens) >= self.runner.settings.ctx
@@ -231,6 +290,8 @@ class Engine:
         try:
             if job.before is not None:  # in the middle of its prompt
                 self.runner.cache.restore(job.sequence, job.before)
+            elif job.sampled:  # a draft may reach beyond the end
+                self.runner.cache.rewind(job.sequence, len(job.tokens) - 1)
             text = job.output.flush()
             if reason == "length" and job.output.stops.found:
                 reason = "stop"

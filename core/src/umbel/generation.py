@@ -93,11 +93,15 @@ class Job:
     stop_ids: frozenset[int] = frozenset()
     keep: int = -1  # tokens kept in front when the context is shifted; -1: end instead
     logprobs: int = -1  # how many; -1: none at all
+    draft_max: int = 0  # tokens of a draft at most
+    draft_next: int = 7  # tokens of the next draft, if there is room for them
     transient: bool = False  # the sequence goes when the job has ended
     owner: object = None  # of the sequence: is not collected before the job
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
     dropped: int = 0  # tokens, when the context was full
     sampled: int = 0
+    drafted: int = 0
+    accepted: int = 0  # of those drafted
     cancelled: bool = False
     ended: bool = False
     before: Seq | None = None  # a fork, while the prompt is computed
@@ -127,6 +131,7 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
         self.stop_string: str | None = None
         self.seed = job.sampler.seed
         self.dropped = 0  # tokens, by context shifts until the end
+        self.drafted = self.accepted = 0  # tokens of drafts, until the end
         self.prefill_seconds = 0.0  # from the request to the first token
         self.decode_seconds = 0.0  # from the first token to the last
         self._began = self._first = time.perf_counter()
@@ -156,7 +161,7 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
             self._engine.cancel(self._job, len(self.tokens))
             while not isinstance(self._job.events.get(), Done):
                 pass
-            self.finish_reason, self.dropped = "cancelled", self._job.dropped
+            self._settle("cancelled")
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -175,8 +180,12 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
             if event.logprobs:
                 self.logprobs.append(event.logprobs)
             return event.text
-        self.finish_reason = event.reason
-        self.stop_string, self.dropped = self._job.output.stops.found, self._job.dropped
+        self._settle(event.reason)
+        self.stop_string = self._job.output.stops.found
         if event.error is not None:
             raise event.error
         return event.text
+
+    def _settle(self, reason: str) -> None:
+        self.finish_reason, self.dropped = reason, self._job.dropped
+        self.drafted, self.accepted = self._job.drafted, self._job.accepted

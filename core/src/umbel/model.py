@@ -14,13 +14,14 @@ import numpy as np
 
 from umbel import embedding, gguf, loading
 from umbel.adapters import Wanted, read, read_all, room
+from umbel.draft import LONGEST, LOOKUP, DraftModel, Lookup, Proposer, check_vocabulary
 from umbel.engine import Engine
 from umbel.errors import OptionError, TemplateError
+from umbel.extras.grammar import Vocabulary
 from umbel.generation import Generation
 from umbel.gguf import types
 from umbel.locate import find_model
 from umbel.runner import Runner, Settings
-from umbel.sampling.constraint import Vocabulary
 from umbel.session import Prompt, Session
 from umbel.state import Mix, store
 from umbel.text import Tokenizer, load_tokenizer
@@ -43,6 +44,8 @@ def load(
     strict: bool = False,
     check: bool = False,
     check_tensors: bool = False,
+    draft: str | os.PathLike[str] | None = None,
+    draft_max: int = LONGEST,
 ) -> Model:
     """Opens a GGUF file and makes it ready to run.
 
@@ -63,6 +66,9 @@ def load(
       load are errors.
     * `check`: computes node by node and names the one that fails or is not finite (slow).
     * `check_tensors`: looks for values that are not finite in all weights first.
+    * `draft`: guesses the next tokens, which are checked in one step: "lookup" (from the text
+      so far), or the file of a smaller model with the same vocabulary. No text changes.
+    * `draft_max`: tokens of one draft at most.
 
     Raises `ModelFormatError`, `UnsupportedModelError`, `DeviceError`, `OptionError`. What is
     not as one would expect is told on the logger "umbel".
@@ -83,6 +89,7 @@ def load(
             strict=strict,
         )
         threads = loading.number("threads", threads or 0, 0)
+        draft_max = loading.number("draft_max", draft_max, 0)
         tokenizer = load_tokenizer(file.metadata, where=str(file.path))
         definition.check_vocabulary(tokenizer.n_vocab)
         if check_tensors:
@@ -93,10 +100,32 @@ def load(
         for adapter in loras:
             runner.adapters.put(adapter)
         loading.report(runner)
+        more = {"options": options, "threads": threads, "strict": strict, "check": check}
+        proposer = _proposer(draft, tokenizer, runner, device=device, ubatch=ubatch, **more)
     except BaseException:
         file.close()
         raise
-    return Model(file, tokenizer, runner, {lora.name: scale for lora, scale in loras.items()})
+    scales = {lora.name: scale for lora, scale in loras.items()}
+    engine = Engine(runner, proposer, draft_max if proposer else 0)
+    return Model(file, tokenizer, engine, scales)
+
+
+def _proposer(
+    draft: str | os.PathLike[str] | None, tokenizer: Tokenizer, runner: Runner, **settings: Any
+) -> Proposer | None:
+    """What guesses, if anything."""
+    if draft is None or draft == LOOKUP:
+        return Lookup() if draft else None
+    helper = load(draft, ctx=runner.settings.ctx, **settings)
+    try:
+        if helper.runner.encodes:
+            msg = "the draft model is an encoder: it writes no text"
+            raise OptionError(msg, where="draft", got=draft)
+        check_vocabulary(tokenizer.vocab.tokens, helper.tokenizer.vocab.tokens)
+    except BaseException:
+        helper.close()
+        raise
+    return DraftModel(helper.runner, runner.definition.hparams.n_vocab)
 
 
 class Model(AbstractContextManager["Model"]):
@@ -106,14 +135,14 @@ class Model(AbstractContextManager["Model"]):
         self,
         file: gguf.GGUFFile,
         tokenizer: Tokenizer,
-        runner: Runner,
-        adapters: Mapping[str, float] | None = None,
+        engine: Engine,
+        adapters: Mapping[str, float],
     ) -> None:
         self.file = file
         self.tokenizer = tokenizer
-        self.runner = runner
-        self.engine = Engine(runner)
-        self.default_adapters = dict(adapters or {})  # with scales: of who does not say
+        self.runner = engine.runner
+        self.engine = engine
+        self.default_adapters = dict(adapters)  # with scales: of who does not say
 
     @property
     def ctx(self) -> int:
@@ -202,6 +231,7 @@ class Model(AbstractContextManager["Model"]):
         * `logprobs`: how many of the best tokens are told with each token; 0: that one only.
         * `adapters`: names of loaded adapters, with scales where those are not 1
           (`{"pirate": 0.5}`); None: those given to `load`; `{}`: the model as it is.
+        * `draft_max`: tokens of one draft at most; 0: no drafts; None: as the model was loaded.
         * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
           `top_k`, `seed`, and what the answer must obey: `json_schema`, `regex`, `grammar` ...
 
@@ -328,8 +358,9 @@ class Model(AbstractContextManager["Model"]):
     def close(self) -> None:
         """Stops everything that runs on the model and gives its memory back."""
         self.engine.close()
-        self.runner.close()
-        self.file.close()
+        for runner in self.engine.runners:
+            runner.close()
+            runner.definition.file.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

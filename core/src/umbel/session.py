@@ -15,11 +15,11 @@ import numpy as np
 
 from umbel.adapters import Wanted
 from umbel.errors import OptionError, UmbelError
+from umbel.extras import grammar
 from umbel.generation import Generation, Job, Output
 from umbel.loading import number
 from umbel.sampling import Sampler, breaker_tokens
 from umbel.sampling import Settings as Sampling
-from umbel.sampling.constraint import Constraint, grammar_of
 from umbel.state import Mix, store
 from umbel.state import Sequence as Seq
 from umbel.text import Tokenizer
@@ -111,6 +111,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         special: bool = False,
         keep: int | None = None,
         logprobs: int | None = None,
+        draft_max: int | None = None,
         sampling: Sampling | None = None,
         **settings: Any,
     ) -> Generation:
@@ -121,9 +122,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # Less than four tokens to drop would be shifting all the time.
         kept = -1 if keep is None else number("keep", keep, 0, ctx - 5)
         alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
+        drafts = (
+            self._engine.draft_max if draft_max is None else number("draft_max", draft_max, 0)
+        )
+        if drafts and self._engine.draft is None:
+            msg, do = "the model has no drafts", 'load it with draft="lookup" or a draft model'
+            raise OptionError(msg, where="draft_max", got=draft_max, do=do)
         chosen = _sampling(sampling, settings)
-        grammar = grammar_of(chosen)
-        constraint = Constraint(self.model.vocabulary, grammar) if grammar else None
+        constraint = self._constraint(chosen)
         stops = [stop] if isinstance(stop, str) else () if stop is None else stop
         ids = self._ids(prompt, special)
         self._reopen(ids)
@@ -138,11 +144,12 @@ class Session(contextlib.AbstractContextManager["Session"]):
             sampler=Sampler(
                 chosen, n_vocab, prompt=history, breakers=breakers, constraint=constraint
             ),
-            output=Output(self._tokenizer, history, stops, exact=grammar is not None),
+            output=Output(self._tokenizer, history, stops, exact=constraint is not None),
             max_tokens=limit,
             stop_ids=self._tokenizer.vocab.ends,
             keep=kept,
             logprobs=alternatives,
+            draft_max=drafts,
             transient=self._transient,
             owner=self,
         )
@@ -220,6 +227,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
             msg = "the prompt is empty, and there is no token to begin with"
             raise OptionError(msg, where="prompt", expected="text or token ids", got=prompt)
         return ids
+
+    def _constraint(self, settings: Sampling) -> grammar.Constraint | None:
+        """What the text must obey, if anything."""
+        if settings.constraint is None:
+            return None
+        text = grammar.checked(*settings.constraint)
+        return grammar.Constraint(self.model.vocabulary, text)
 
     def _reopen(self, ids: list[int]) -> None:
         """Without new tokens the last one is due again: its logits are wanted."""

@@ -89,3 +89,33 @@ def test_encoder(umbel, oracles):
 
     assert (done.code, done.out) == (2, "")
     assert "bert is an encoder" in done.err
+
+
+def test_drafts(umbel, story):
+    """Two texts, without drafts and with them by turns: what was accepted, and the ratio."""
+    done = umbel("bench", story, "-p", "0", "-n", "9", "-r", "2", "--draft", story, "--json")
+
+    rows = json.loads(done.out)[1:]
+    tests = ["tg9 copy", "tg9 copy drafts", "tg9 story", "tg9 story drafts"]
+    assert tests == [row["test"] for row in rows]
+    for plain, drafts in (rows[:2], rows[2:]):
+        assert "drafted" not in plain
+        assert (7, 7) == (drafts["accepted"], drafts["drafted"])
+        assert drafts["ratio"] > 0
+        assert {key: type(drafts[key]) for key in KEYS} == KEYS
+
+
+def test_drafts_of_a_text_of_ones_own(umbel, story, tmp_path):
+    """It stands in the place of the two; the columns are there."""
+    file = tmp_path / "text"
+    file.write_text("Tom and Tom and Tom and")
+    words = ("-p", "0", "-n", "5", "-r", "1", "--text", str(file))
+    done = umbel("bench", story, *words, "--draft", "lookup", "--draft-max", "3")
+
+    head, _, plain, drafts = done.out.splitlines()
+    assert head.split()[-3:] == ["accepted", "drafted", "ratio"]
+    assert ["tg5 text", "tg5 text drafts"] == [
+        " ".join(line.split()[2:end]) for line, end in ((plain, 4), (drafts, 5))
+    ]
+    refused = umbel("bench", story, *words)
+    assert (2, True) == (refused.code, "where: --text" in refused.err)

@@ -279,3 +279,38 @@ def test_adapter_that_cannot_be_used(umbel, story, lora, tmp_path):
         done = umbel("run", story, ONCE, "-n", "1", "--adapter", given)
         assert (done.code, done.out) == (2, "")
         assert what in done.err
+
+
+def test_drafts_change_no_text(umbel, story):
+    """The figures tell what was accepted."""
+    words = ("run", story, ONCE, "-n", "12", "--temp", "0")
+    plain = umbel(*words)
+    done = umbel(*words, "--draft", story, "--draft-max", "3")
+    none = umbel(*words, "-md", "lookup")
+
+    assert plain.out == done.out == none.out
+    assert "drafted" not in plain.err
+    assert re.search(
+        r"answer 12 tokens \([\d.]+ t/s\), accepted (\d+) of \1 drafted, length", done.err
+    )
+    assert "accepted 0 of 0 drafted" in none.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--draft", "gpt2.gguf"), "where: --draft\n"),
+        (("--draft", "bert.gguf"), "is an encoder"),
+        (("--draft", "no.gguf"), "no.gguf"),
+        (("--draft", "lookup", "--draft-max", "-1"), "where: --draft-max\n"),
+        (("--draft-max", "4"), "where: --draft-max\n"),
+    ],
+)
+def test_drafts_that_cannot_be(umbel, story, oracles, words, said):
+    """One error that names the option, and exit code 2."""
+    given = [str(oracles / word) if word.endswith(".gguf") else word for word in words]
+    done = umbel("run", story, ONCE, *given)
+
+    assert (2, "") == (done.code, done.out)
+    assert said in done.err
+    assert 1 == done.err.count("umbel: error: ")

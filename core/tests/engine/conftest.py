@@ -59,6 +59,9 @@ class FakeRunner:
     def piece(self, ids: list[int]) -> list[int]:
         return ids[: self.settings.ubatch]
 
+    def forward(self, sequence: Sequence, ids: list[int]) -> np.ndarray:
+        return self.step([(sequence, ids)], 1)
+
     def decode(self, sequences: list[Sequence], ids: list[int]) -> np.ndarray:
         return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
 
@@ -72,7 +75,7 @@ class FakeRunner:
             raise
         for (sequence, ids), places in zip(batch, taken, strict=True):
             self.cache.commit(sequence, ids, places)
-        last = [ids[-1] for _, ids in batch]
+        last = [i for _, ids in batch for i in (ids[-1:] if rows == len(batch) else ids)]
         logits = np.eye(N_VOCAB, dtype=np.float32)[[(i + 1) % N_VOCAB for i in last]]
         logits[[i in self.bad_logits for i in last]] = np.nan
         return logits
@@ -163,9 +166,9 @@ def start() -> Iterator[Callable[..., tuple[Engine, FakeRunner]]]:
     """An engine on a fake runner, closed after the test."""
     engines: list[Engine] = []
 
-    def started(**settings: Any) -> tuple[Engine, FakeRunner]:
+    def started(draft: Any = None, **settings: Any) -> tuple[Engine, FakeRunner]:
         runner = FakeRunner(**settings)
-        engines.append(Engine(runner))  # type: ignore[arg-type]
+        engines.append(Engine(runner, draft))  # type: ignore[arg-type]
         return engines[-1], runner
 
     yield started

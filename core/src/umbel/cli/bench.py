@@ -4,6 +4,9 @@ ppN reads N random tokens in one go; tgN writes N tokens one by one, without a s
 `-b`, as llama-batched-bench has it, B sequences read a prompt each and then write together.
 Each test runs once to warm up and then `-r` times, on one device and thread count after the
 other.
+
+With `--draft` two texts are continued greedily, without drafts and with them by turns: one that
+repeats itself, the best case of a lookup, and one that does not.
 """
 
 from __future__ import annotations
@@ -19,6 +22,23 @@ from umbel.cli import common
 from umbel.errors import OptionError
 
 COLUMNS = ("device", "threads", "test", "tps", "stddev", "first_token_ms", "s_pp", "s_tg")
+DRAFT = ("accepted", "drafted", "ratio")  # columns more with --draft
+
+PROGRAM = """def area(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("a side is negative")
+    return width * height
+
+def volume(width, height, depth):
+    if depth < 0:
+        raise ValueError("a side is negative")
+    return area(width, height) * depth
+
+"""
+TEXTS = {
+    "copy": PROGRAM * 2 + PROGRAM[:24],
+    "story": "Once upon a time there was a little boat that wanted to see the ocean.",
+}
 
 
 def add(parser: common.Parser) -> None:
@@ -32,6 +52,9 @@ def add(parser: common.Parser) -> None:
     add("--device", default="auto", metavar="D[,D]", help="(auto)")
     add("-r", type=int, default=5, metavar="N", help="runs of each test (5)")
     add("--json", action="store_true", help="write JSON")
+    text = "with --draft: continued in the place of the two texts that are built in"
+    add("--text", type=common.text_file, metavar="FILE", help=text)
+    common.add_draft(parser)
     common.add_load(parser, bench=True)
 
 
@@ -46,26 +69,32 @@ def run(args: argparse.Namespace) -> None:
         msg = "there is nothing to measure"
         raise OptionError(msg, where="-p, -n, -b, -r", expected="numbers above 0")
     ctx = args.p + args.n if args.b else max(args.p, args.n)
-    room = {"ctx": ctx, "parallel": max(args.b, default=1)}
+    if args.text is not None and args.draft is None:
+        msg = "there are no drafts to measure with the text"
+        raise OptionError(msg, where="--text", do="add --draft")
+    texts = TEXTS if args.text is None else {"text": args.text}
+    # How long the texts are is known when the model is there: then it gets the usual context.
+    room = {"ctx": None if args.draft else ctx, "parallel": max(args.b, default=1)}
     rows: list[dict[str, Any]] = []
     for device, threads in itertools.product(args.device.split(","), args.threads):
         plugins.get().close()  # an open device keeps its number of threads
         with common.load(args, device=device, threads=threads, **room) as model:
             model.open()  # refuses an encoder
             rows.extend(_measure(model, args))
+            for name, text in texts.items() if args.draft and args.n else ():
+                rows.extend(_measure_draft(model, args, name, text))
     if args.json:
         common.show_json(rows)
     else:
-        common.show_table([COLUMNS, *([row.get(key, "") for key in COLUMNS] for row in rows)])
+        columns = COLUMNS + (DRAFT if args.draft else ())
+        common.show_table([columns, *([row.get(key, "") for key in columns] for row in rows)])
 
 
 def _measure(model: umbel.Model, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each test."""
     from statistics import fmean, stdev  # costs 50 ms, which no help should wait for
 
-    target = model.runner.targets[0]
-    threads = target.info.details.get("threads")
-    facts = {"device": target.device.title, "threads": threads, "runs": args.r}
+    facts, target = _facts(model, args), model.runner.targets[0]
     tests = [(f"pp{args.p}", args.p, 0, 1), (f"tg{args.n}", 0, args.n, 1)]
     tests += [(f"pp{args.p}+tg{args.n} x{b}", args.p, args.n, b) for b in args.b]
     for name, p, n, b in tests:
@@ -82,6 +111,44 @@ def _measure(model: umbel.Model, args: argparse.Namespace) -> Iterator[dict[str,
         elif p:
             row["first_token_ms"] = 1000 * fmean(read for read, _ in runs)
         yield row
+
+
+def _facts(model: umbel.Model, args: argparse.Namespace) -> dict[str, Any]:
+    target = model.runner.targets[0]
+    threads = target.info.details.get("threads")
+    return {"device": target.device.title, "threads": threads, "runs": args.r}
+
+
+def _measure_draft(
+    model: umbel.Model, args: argparse.Namespace, name: str, text: str
+) -> Iterator[dict[str, Any]]:
+    """A row without drafts and one with them, which says how many were accepted."""
+    from statistics import fmean, median, stdev
+
+    common.say_progress(f"{name} with drafts on {model.devices[0]}")
+    plain, drafts = [], []
+    for _ in range(args.r + 1):
+        plain.append(_continue(model, text, args.n, draft_max=0))
+        drafts.append(_continue(model, text, args.n))
+    ratios = [d[0] / p[0] for p, d in zip(plain[1:], drafts[1:], strict=True)]
+    for end, runs in (("", plain), (" drafts", drafts)):
+        rates = [rate for rate, _, _ in runs[1:]]
+        row = {**_facts(model, args), "test": f"tg{args.n} {name}{end}", "sequences": 1}
+        row |= {"tps": fmean(rates), "stddev": stdev(rates) if len(rates) > 1 else 0.0}
+        if end:
+            _, accepted, drafted = runs[-1]
+            row |= {"accepted": accepted, "drafted": drafted, "ratio": median(ratios)}
+        yield row
+
+
+def _continue(model: umbel.Model, text: str, n: int, **more: int) -> tuple[float, int, int]:
+    """Tokens per second after the first one, and how many of those drafted were accepted."""
+    onwards = dict.fromkeys(model.tokenizer.vocab.ends, float("-inf"))
+    given: dict[str, Any] = {"max_tokens": n + 1, "temperature": 0, "logit_bias": onwards}
+    answer = model.generate(text, **given | more)
+    answer.read()
+    rate = (len(answer.tokens) - 1) / max(answer.decode_seconds, 1e-9)
+    return rate, answer.accepted, answer.drafted
 
 
 def _run(model: umbel.Model, p: int, n: int, b: int) -> tuple[float, float]:

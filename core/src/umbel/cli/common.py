@@ -88,6 +88,15 @@ def add_load(
     add("--check-tensors", action="store_true", help="look for bad values in all weights")
 
 
+def add_draft(parser: Parser) -> None:
+    """What guesses tokens that the model then checks together."""
+    add = parser.add_argument_group("speculative decoding").add_argument
+    text = "a smaller model of the same vocabulary, or lookup: what the text so far suggests"
+    add("--draft", "-md", metavar="FILE", help=text)
+    text = "tokens of a draft at most (15)"
+    add("--draft-max", type=int, default=argparse.SUPPRESS, metavar="N", help=text)
+
+
 # A row for each sampling setting: its flags (the first is its name), their type, help.
 SAMPLING: tuple[tuple[str, Callable[[str], Any], str], ...] = (
     ("--temperature --temp", float, "0: always the best token (0.8)"),
@@ -123,6 +132,7 @@ def add_answer(parser: Parser) -> None:
     text = "tokens at most; -1: until the context is full (-1)"
     add("--max-tokens", "-n", type=int, default=-1, metavar="N", help=text)
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the text; repeatable")
+    add_draft(parser)
     # What is not given is left to the sampler.
     add = parser.add_argument_group("sampling", argument_default=argparse.SUPPRESS).add_argument
     for flags, kind, text in SAMPLING:
@@ -143,14 +153,16 @@ def add_answer(parser: Parser) -> None:
 def answer_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What `generate` is told; the sampling is checked before a model is loaded for nothing."""
     from umbel.sampling import Settings
-    from umbel.sampling.constraint import grammar_of
 
     given = _arguments_of(Settings, vars(args))
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
     limit = None if args.max_tokens == -1 else args.max_tokens
     settings = Settings(**given)
-    grammar_of(settings)
+    if settings.constraint:
+        from umbel.extras import grammar
+
+        grammar.checked(*settings.constraint)
     return {"max_tokens": limit, "stop": args.stop, "sampling": settings}
 
 
@@ -193,6 +205,9 @@ def load(args: argparse.Namespace, **more: Any) -> umbel.Model:
     from umbel import plugins
 
     options = plugins.parse_options(args.option)
+    if "draft_max" in args and args.draft is None:
+        msg = "there are no drafts that could be so long"
+        raise OptionError(msg, where="--draft-max", do="add --draft")
     path = find(args)
     say_progress(f"loading {path.name}")
     settings = _arguments_of(umbel.load, vars(args) | more)
@@ -244,6 +259,8 @@ def say_figures(model: umbel.Model, args: argparse.Namespace, answer: umbel.Gene
     read = _rate(answer.prompt_tokens, answer.prompt_tokens, answer.prefill_seconds)
     written = _rate(n, n - 1, answer.decode_seconds)  # the first one comes with the prefill
     device = model.runner.targets[0].device.title
+    if args.draft is not None:
+        written += f", accepted {answer.accepted} of {answer.drafted} drafted"
     end = f"{answer.finish_reason}, seed {answer.seed}"
     say(f"umbel: {device}: prompt {read}, answer {written}, {end}")
 

@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 
 from umbel.errors import SamplingError
+from umbel.extras.grammar import Constraint
 from umbel.sampling import filters, penalties
-from umbel.sampling.constraint import Constraint
 from umbel.sampling.settings import Settings
 
 

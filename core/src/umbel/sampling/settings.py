@@ -145,6 +145,12 @@ class Settings:
     regex: str | None = attrs.field(default=None, validator=optional(_TEXT))
     grammar: str | None = attrs.field(default=None, validator=optional(_TEXT))
 
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The kind and the text of what must be obeyed."""
+        given = ((name, getattr(self, name)) for name in CONSTRAINTS)
+        return next((pair for pair in given if pair[1] is not None), None)
+
     def __attrs_post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:

@@ -18,9 +18,9 @@ import pytest
 import regex
 from umbel import gguf
 from umbel.errors import OptionError, SamplingError
+from umbel.extras.grammar import Constraint, Vocabulary, checked
 from umbel.generation import Output
 from umbel.sampling import Sampler, Settings
-from umbel.sampling.constraint import Constraint, Vocabulary, grammar_of
 from umbel.text import Tokenizer, load_tokenizer
 
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
@@ -54,7 +54,7 @@ class Writer:
 
     def constraint(self, **settings: Any) -> Constraint:
         names = {"json_schema", "regex", "grammar"} & set(settings)
-        grammar = grammar_of(Settings(**{name: settings[name] for name in names}))
+        grammar = checked(*Settings(**{name: settings[name] for name in names}).constraint)
         assert grammar is not None
         return Constraint(self.vocabulary, grammar)
 
@@ -446,7 +446,7 @@ REFUSED = [
 def test_what_cannot_be_obeyed_is_refused(kind, given, named):
     """In one line that names it, without a model; nothing is ever ignored."""
     with pytest.raises(SamplingError, match="cannot be obeyed") as caught:
-        grammar_of(Settings(**{kind: given}))
+        checked(*Settings(**{kind: given}).constraint)
     assert kind == caught.value.where
     assert named in caught.value.got
     assert "\n" not in caught.value.got
@@ -465,7 +465,7 @@ def test_a_grammar_without_any_text(writer, grammar):
 def test_without_a_constraint_nothing_is_needed(monkeypatch):
     """The library is an extra, and only who asks for a constraint hears of it."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    assert grammar_of(Settings()) is None
+    assert Settings().constraint is None
     with pytest.raises(OptionError, match=r"need the extra \[grammar\]") as caught:
-        grammar_of(Settings(regex="never asked for before"))
+        checked(*Settings(regex="never asked for before").constraint)
     assert caught.value.do == "pip install 'umbel-core[grammar]'"

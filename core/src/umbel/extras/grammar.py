@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from umbel.errors import OptionError, SamplingError
-from umbel.sampling.settings import CONSTRAINTS, Settings
 
 # Where only one text can follow, the library would cut it into tokens by itself. The model has
 # learnt to do that: it chooses among all that fit.
@@ -28,14 +27,9 @@ _PICTURES = re.compile(r"^at 1\(8\): |\n(<state>| +\d+ \|).*", re.S)
 _ESCAPE = re.compile(r"\\(?:u(\w{4})|U(\w{8})|.)", re.S)  # of GBNF
 
 
-def grammar_of(settings: Settings) -> str | None:
-    """The constraint in the library's own form, checked; None where there is none."""
-    given = ((name, getattr(settings, name)) for name in CONSTRAINTS)
-    return next((_checked(name, text) for name, text in given if text is not None), None)
-
-
 @lru_cache(maxsize=16)
-def _checked(name: str, text: str) -> str:
+def checked(name: str, text: str) -> str:
+    """A constraint of that kind as the library writes it; `SamplingError` says why not."""
     library = _library()
     try:
         lark = _lark(name, text) + _OPTIONS
