@@ -3,8 +3,9 @@
 `add` gives the command's parser its options. `run` gets the parsed ones and gives the exit code
 (nothing is 0); its docstring is the help of the command.
 
-Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own;
-130 after Ctrl-C, and 141 when nobody reads the output any more, as shells have them.
+Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own,
+and where `umbel doctor` finds an error; 130 after Ctrl-C, and 141 when nobody reads the output
+any more, as shells have them.
 
 `umbel BACKEND ...` is that plugin's own, and the only command for which plugins are loaded
 before it runs: the hook `commands(cli)` adds a parser with the backend's name, whose default
@@ -20,9 +21,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from umbel import __version__
-from umbel.cli import bench, chat, devices, inspect, plan, plugins, run, tokenize
+from umbel.cli import (
+    bench,
+    chat,
+    completion,
+    devices,
+    doctor,
+    inspect,
+    plan,
+    plugins,
+    run,
+    tokenize,
+)
 from umbel.cli.common import Parser, log, say
 from umbel.errors import UmbelError
+
+COMMANDS = (run, chat, bench, inspect, tokenize, devices, plugins, plan, doctor, completion)
 
 
 class Notes(logging.Handler):
@@ -63,7 +77,7 @@ def parser() -> tuple[Parser, Any]:
     )
     made.add_argument("--version", action="version", version=f"umbel {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for module in (run, chat, bench, inspect, tokenize, devices, plugins, plan):
+    for module in COMMANDS:
         name, text = module.__name__.rpartition(".")[2], module.run.__doc__ or ""
         summary = text.partition("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
