@@ -15,7 +15,7 @@ nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
 # the core, with the extras that its tests use, and what tests it
-KIT = ("-e", "./core[grammar,quantize]", "-e", "./plugins")
+KIT = ("-e", "./core[completion,grammar,quantize]", "-e", "./plugins")
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
@@ -149,6 +149,24 @@ def vectors(session: nox.Session) -> None:
                 shutil.unpack_archive(archive, place, filter="data")
     env = {"UMBEL_VECTORS": str(folder.resolve())}
     session.run("pytest", "tests/vectors", *session.posargs, env=env)
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """Umbel beside transformers and llama.cpp on the same files; renews docs/peers.md.
+
+    llama.cpp is built from source, which takes 15 minutes: `-- --llama-cpp PYTHON` takes that
+    of another Python, and `--transformers PYTHON` likewise.
+    """
+    session.install(*TESTING, "./core")
+    session.install(*DEMO)
+    if "--transformers" not in session.posargs:
+        session.install("torch==2.13.0", "transformers>=5", "accelerate")
+    if "--llama-cpp" not in session.posargs:
+        session.install("llama-cpp-python==0.3.36")
+    write = () if "--only" in session.posargs else ("--write", "docs/peers.md")
+    session.run("pytest", "tests/peers")
+    session.run("python", "tests/peers/peers.py", *write, *session.posargs)
 
 
 @nox.session

@@ -195,7 +195,7 @@ def test_commands(found, toy, capsys):
     """Status, findings and the command of its own come to the command line."""
     for command, expected in (
         ("devices", "memory_free 16.0 MiB, programs 0"),
-        ("plugins", "works everywhere: nothing to do"),
+        ("doctor", "the toy is made of software and works everywhere"),
         ("toy", "set_rows\nkv_attention\n"),
     ):
         assert cli.main([command]) == 0

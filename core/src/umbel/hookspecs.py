@@ -85,6 +85,15 @@ class Option:
     choices: tuple[str, ...] = ()
 
 
+@attrs.frozen
+class Finding:
+    """What a `doctor` found. An error is in the way; with a warning it works, but worse."""
+
+    level: str = attrs.field(validator=attrs.validators.in_(("ok", "note", "warning", "error")))
+    what: str
+    do: str = ""  # what the user can do about it
+
+
 class Buffer(Protocol):
     """A piece of a device's memory. Everything is ordered after the device's earlier work."""
 
@@ -226,8 +235,9 @@ def status(device: Device) -> Mapping[str, object]:  # type: ignore[empty-body]
 
 
 @hookspec
-def doctor() -> Sequence[str]:  # type: ignore[empty-body]
-    """Findings about this machine, needing no device; each says what to do. Default: none."""
+def doctor() -> Sequence[Finding]:  # type: ignore[empty-body]
+    """What there is to say of this machine, for `umbel doctor`; quick, and needing no device.
+    Default: nothing."""
 
 
 @hookspec

@@ -13,7 +13,7 @@ import attrs
 import pytest
 from umbel import host, plugins
 from umbel.cli import main
-from umbel.hookspecs import Device, hookimpl
+from umbel.hookspecs import Device, Finding, hookimpl
 
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -111,7 +111,7 @@ def add_toy(only_host: plugins.Plugins) -> Callable[..., None]:
             "op_supported": lambda device, node: (
                 "not in a toy" if node.op.name in ("swiglu", "get_rows") else None
             ),
-            "doctor": lambda: ["a wheel is loose"],
+            "doctor": lambda: [Finding("warning", "a wheel is loose", "tighten it")],
             **more,
         }
         for name, hook in hooks.items():

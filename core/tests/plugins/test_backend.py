@@ -10,7 +10,7 @@ import pytest
 from umbel import hookspecs
 from umbel.backend import Memory
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, PluginError
-from umbel.hookspecs import Device, DeviceInfo
+from umbel.hookspecs import Device, DeviceInfo, Finding
 
 
 def raising(error):
@@ -210,7 +210,7 @@ def raising_any(error):
 def test_a_list_of_findings_is_not_one_text(plugins, make):
     """A text is a sequence of texts, too."""
     plugins.add("bad", make("bad", doctor=lambda: "all is well"))
-    with pytest.raises(PluginError, match=r"expected Sequence\[str\]"):
+    with pytest.raises(PluginError, match=r"expected Sequence\[Finding\]"):
         plugins.backends["bad"].doctor()
 
 
@@ -226,8 +226,8 @@ def test_a_fault_that_repeats_is_kept_once(plugins, make):
 def test_ask_leaves_out_who_fails(plugins, make):
     """The others' answers arrive, the fault is kept with the first reason."""
     plugins.add("bad", make("bad", doctor=raising(RuntimeError("no /proc"))))
-    plugins.add("good", make("good", doctor=lambda: ["plug it in"]))
+    plugins.add("good", make("good", doctor=lambda: [Finding("ok", "it is in")]))
     answers = {b.name: answer for b, answer in plugins.ask("doctor")}
-    assert answers["good"] == ["plug it in"]
+    assert [finding.what for finding in answers["good"]] == ["it is in"]
     assert "bad" not in answers
     assert [f.reason for f in plugins.faults] == ["doctor(): RuntimeError: no /proc"]

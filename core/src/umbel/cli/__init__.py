@@ -3,8 +3,9 @@
 `add` gives the command's parser its options. `run` gets the parsed ones and gives the exit code
 (nothing is 0); its docstring is the help of the command.
 
-Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own;
-130 after Ctrl-C, and 141 when nobody reads the output any more, as shells have them.
+Exit codes: 0; 2 for what the user can mend (`umbel: error: ...`); 1 for a fault of Umbel's own,
+and where `umbel doctor` finds an error; 130 after Ctrl-C, and 141 when nobody reads the output
+any more, as shells have them.
 
 `umbel BACKEND ...` is that plugin's own, and the only command for which plugins are loaded
 before it runs: the hook `commands(cli)` adds a parser with the backend's name, whose default
@@ -27,6 +28,7 @@ from umbel.errors import UmbelError
 # The files here, in the order of the help.
 COMMANDS: tuple[str, ...] = ("run", "chat", "embed", "bench", "perplexity")
 COMMANDS += ("inspect", "tokenize", "quantize", "devices", "plugins", "plan")
+COMMANDS += ("doctor", "completion")
 
 
 class Notes(logging.Handler):

@@ -12,8 +12,7 @@ def add(parser: common.Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Lists the backends and their options.
 
-    Tells where they come from, what failed and why, and what they find amiss on this machine;
-    with --debug, the tracebacks of what failed.
+    Tells where they come from, and what failed and why; with --debug, its tracebacks.
     """
     from umbel import plugins
 
@@ -23,12 +22,10 @@ def run(args: argparse.Namespace) -> None:
         for option in offered:
             default = "" if option.default is None else f" ({option.default})"
             options.append((f"-O {backend.name}.{option.name}=", option.help + default))
-    findings = [(backend.name, text) for backend, told in found.ask("doctor") for text in told]
     common.show_table(
         (source.name, "FAILED" if reason else "ok", source, ", ".join(devices), reason)
         for source, reason, devices in found.describe()  # now that all have been asked
     )
-    common.show_table(findings)
     common.show_table(options)
     for fault in found.faults if args.debug else ():
         print(f"\n{fault.source}: {fault.reason}\n{fault.detail}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from umbel.graph import Tensor
-from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hookimpl
+from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 
 from umbel_toy.machine import Machine
 from umbel_toy.memory import Memory
@@ -93,8 +93,8 @@ def status(device: Device) -> Mapping[str, object]:
 
 
 @hookimpl
-def doctor() -> Sequence[str]:
-    return ["the toy is made of software and works everywhere: nothing to do"]
+def doctor() -> Sequence[Finding]:
+    return [Finding("ok", "the toy is made of software and works everywhere")]
 
 
 @hookimpl
