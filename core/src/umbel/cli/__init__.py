@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from umbel import __version__
-from umbel.cli import bench, chat, devices, inspect, plan, plugins, run, tokenize
+from umbel.cli import bench, chat, convert, devices, inspect, plan, plugins, run, tokenize
 from umbel.cli.common import Parser, log, say
 from umbel.errors import UmbelError
 
@@ -63,7 +63,7 @@ def parser() -> tuple[Parser, Any]:
     )
     made.add_argument("--version", action="version", version=f"umbel {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for module in (run, chat, bench, inspect, tokenize, devices, plugins, plan):
+    for module in (run, chat, bench, inspect, tokenize, convert, devices, plugins, plan):
         name, text = module.__name__.rpartition(".")[2], module.run.__doc__ or ""
         summary = text.partition("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
