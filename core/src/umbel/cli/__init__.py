@@ -27,8 +27,8 @@ from umbel.errors import UmbelError
 
 # The files here, in the order of the help.
 COMMANDS: tuple[str, ...] = ("run", "chat", "embed", "bench", "perplexity")
-COMMANDS += ("inspect", "tokenize", "quantize", "devices", "plugins", "plan")
-COMMANDS += ("doctor", "completion")
+COMMANDS += ("inspect", "tokenize", "convert", "quantize")
+COMMANDS += ("devices", "plugins", "plan", "doctor", "completion")
 
 
 class Notes(logging.Handler):
