@@ -27,8 +27,8 @@ class Memory:
     separate: bool = False
     in_place: bool = False
 
-    def accepts(self, dtype: DType) -> DType:
-        return BY_NAME[self.kept] if self.kept else dtype
+    def accepts(self, tensor: Tensor) -> DType:
+        return BY_NAME[self.kept] if self.kept else tensor.dtype
 
     def alloc_size(self, tensor):
         return tensor.nbytes

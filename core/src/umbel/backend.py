@@ -7,6 +7,7 @@ costs ten direct ones and asks everybody, where a device's questions go to its o
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
@@ -160,10 +161,12 @@ def one_line(error: BaseException) -> str:
 
 @attrs.frozen(eq=False)
 class Memory:
-    """A device's `BufferType`, guarded: whatever its methods raise is an `UmbelError`."""
+    """A device's `BufferType`, guarded: whatever its methods raise is an `UmbelError`, and
+    `allocate` and `store` hold the device's lock."""
 
     kind: BufferType
     device: Device
+    lock: AbstractContextManager[Any]
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.kind, name)
@@ -171,8 +174,11 @@ class Memory:
 
     def _call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
         try:
-            return method(*args)
-        except UmbelError:
+            with self.lock if name in ("allocate", "store") else nullcontext():
+                return method(*args)
+        except UmbelError as error:
+            what = ", ".join(a.label for a in args if isinstance(a, Tensor)) or name
+            error.where = error.where or f"{what} on {self.device.name}"
             raise
         except Exception as error:
             failed = OutOfMemoryError if isinstance(error, MemoryError) else DeviceError

@@ -114,7 +114,7 @@ class Engine:
 
     def _cancel_step(self) -> None:
         for runner in self.runners:
-            runner.cancel()
+            runner.stop.ask()
 
     # on the engine's thread
 
@@ -190,7 +190,7 @@ class Engine:
         with self._lock:
             self._current = tasks
             for runner in self.runners:
-                runner.cancelled = self.closed or all(task.cancelled for task in tasks)
+                runner.stop.asked = self.closed or all(task.cancelled for task in tasks)
         try:
             yield
         finally:
@@ -201,7 +201,7 @@ class Engine:
         cache, due = self.runner.cache, job.due
         if job.before is None:
             job.before = cache.fork(job.sequence)
-        piece = self.runner.piece(due)
+        piece = self.runner.piece(due, len(job.sequence))
         logits = self.runner.step([(job.sequence, piece)], 1)
         if len(piece) == len(due):
             cache.close(job.before)
@@ -221,7 +221,7 @@ class Engine:
         """Computes a draft with what is due, and keeps of it what the sampler chooses too."""
         cache, sequence = self.runner.cache, job.sequence
         due = job.tokens[len(sequence) :]
-        ids = self.runner.piece(due + self._guess(job, len(due)))
+        ids = self.runner.piece(due + self._guess(job, len(due)), len(job.sequence))
         draft = ids[len(due) :]
         if draft:
             cache.snapshot(sequence)
@@ -249,7 +249,7 @@ class Engine:
         try:
             return self.draft.propose(job.tokens, n)
         except Exception as error:
-            if self.runner.cancelled or self.runner.settings.strict:
+            if self.runner.stop.asked or self.runner.settings.strict:
                 raise
             log.warning("the answer goes on without drafts: %s", error)
             job.draft_next = 0

@@ -56,7 +56,7 @@ class DeviceInfo:
     """What an open device told of itself."""
 
     memory_total: int = 0  # bytes; 0 = unknown
-    memory_free: int = 0
+    memory_free: int = 0  # of now; where `status` tells one that is asked later
     compute_dtype: str = "f32"  # intermediates live in this dtype
     token_buckets: tuple[int, ...] = ()  # the only token counts a step may have; () = any
     length_buckets: tuple[int, ...] = ()  # the only KV lengths; () = multiples of 256
@@ -95,9 +95,15 @@ class Finding:
 
 
 class Buffer(Protocol):
-    """A piece of a device's memory. Everything is ordered after the device's earlier work."""
+    """A piece of a device's memory. Everything is ordered after the device's earlier work.
 
-    nbytes: int
+    `read`, `write` and `copy_from` come with the device's lock held, as `graph_compute` does. A
+    buffer may be dropped on any thread, at any time.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
 
     @property
     def handle(self) -> Any:
@@ -118,13 +124,31 @@ class Buffer(Protocol):
 
 @runtime_checkable
 class BufferType(Protocol):
-    """How memory lives on a device."""
+    """How memory lives on a device.
 
-    alignment: int
-    max_size: int  # of one buffer, bytes
-    is_host: bool  # the host can touch it (`Buffer.map`)
-    separate: bool  # one allocation per tensor instead of a shared arena
-    in_place: bool  # outputs may take the memory of inputs
+    `allocate` and `store` come with the device's lock held; everything else is a question that
+    any thread may ask at any time.
+    """
+
+    @property
+    def alignment(self) -> int:
+        """Bytes: every tensor begins at a multiple."""
+
+    @property
+    def max_size(self) -> int:
+        """Bytes of one buffer at most."""
+
+    @property
+    def is_host(self) -> bool:
+        """The host can touch it (`Buffer.map`)."""
+
+    @property
+    def separate(self) -> bool:
+        """One allocation per tensor instead of a shared arena."""
+
+    @property
+    def in_place(self) -> bool:
+        """Outputs may take the memory of inputs."""
 
     def alloc_size(self, tensor: Tensor) -> int:
         """Bytes that `tensor` needs, with whatever padding the device wants."""
@@ -132,15 +156,24 @@ class BufferType(Protocol):
     def readable_by(self, device: Device) -> bool:
         """Whether `device` can use this memory without a copy."""
 
-    def accepts(self, dtype: DType) -> DType:
-        """`dtype` itself, or what a weight of that dtype becomes at load."""
+    def accepts(self, tensor: Tensor) -> DType:
+        """In which dtype `tensor` is kept here: its own, or another.
+
+        Asked of weights, as the file has them (a part of one bears its rows behind its name),
+        and of states that nobody chose a dtype for, as float32: those can be f32 or f16, and
+        are f32 after any other answer.
+        """
 
     def allocate(self, nbytes: int, usage: str) -> Buffer:
         """Memory for `usage` "state", "input" or "compute"; `OutOfMemoryError` when full."""
 
     def store(self, tensor: Tensor, array: np.ndarray) -> Buffer:
-        """Weight memory that holds `array` (as the file maps it); may keep, repack or
-        upload."""
+        """Weight memory that holds `array` (as the file maps it), in the dtype that `accepts`
+        named; may keep, repack or upload.
+
+        A value that no longer fits is refused, as `umbel.gguf.types.convert` does. Each call
+        makes a buffer of its own, and nobody changes what is in it.
+        """
 
 
 @attrs.frozen(eq=False)
@@ -206,12 +239,19 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 
 @hookspec
 def graph_compute(device: Device, graph: SplitGraph) -> None:
-    """Runs the whole split; may return before it is done. The only call in the token loop."""
+    """Runs the whole split; may return before it is done.
+
+    It comes with the device's lock held, as do `sync`, `forget`, `close`, `allocate`, `store`,
+    `read`, `write` and `copy_from`: never two of them at once on one device. The thread is that
+    of whichever model computes, loads or closes: what a library ties to a thread is to be set
+    in every call.
+    """
 
 
 @hookspec
 def sync(device: Device) -> None:
-    """Waits for the device; raises what went wrong. Default: nothing to wait for."""
+    """Waits for the device; raises what went wrong since the last time, once. It also ends a
+    `cancel`. Default: nothing to wait for."""
 
 
 @hookspec
@@ -221,7 +261,12 @@ def forget(device: Device, uid: int) -> None:
 
 @hookspec
 def cancel(device: Device) -> None:
-    """Stops the running split between two of its steps; from any thread. Default: nothing."""
+    """Stops what was begun since the last `sync`, between two of its steps; `graph_compute` or
+    `sync` then raises `CancelledError`.
+
+    From another thread than the step's, and only while that step holds the device's lock, so
+    that it can hit nobody else; a `sync` follows before others get the lock. Default: nothing.
+    """
 
 
 @hookspec
@@ -231,7 +276,9 @@ def options() -> Sequence[Option]:  # type: ignore[empty-body]
 
 @hookspec
 def status(device: Device) -> Mapping[str, object]:  # type: ignore[empty-body]
-    """Health of the device, for `umbel devices`; from any thread. Default: empty."""
+    """Health of the device, for `umbel devices`; from any thread, at any time.
+
+    `memory_free` (bytes) in it is asked before a context is allocated. Default: empty."""
 
 
 @hookspec

@@ -86,7 +86,8 @@ def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) 
 
 @hookimpl
 def close(device: Device) -> None:
-    _open.pop(device.name, None)
+    if device.name in _open:  # and stays there: another set of plugins may use it as well
+        _open[device.name].programs.clear()
 
 
 @hookimpl
@@ -102,7 +103,6 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 @hookimpl
 def graph_compute(device: Device, graph: SplitGraph) -> None:
     host, arrays = _open[device.name], Arrays(graph.slots)
-    host.cancelled = False
     program = host.programs.setdefault(graph.uid, [])
     with np.errstate(all="ignore"):
         for i, node in enumerate(graph.nodes):
@@ -122,6 +122,11 @@ def graph_compute(device: Device, graph: SplitGraph) -> None:
             except Exception as error:
                 msg, got = f"{node.label} failed", f"{type(error).__name__}: {error}"
                 raise DeviceError(msg, where=device.name, got=got) from error
+
+
+@hookimpl
+def sync(device: Device) -> None:
+    _open[device.name].cancelled = False  # all is done as it is told: nothing to wait for
 
 
 @hookimpl

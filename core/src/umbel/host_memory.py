@@ -109,8 +109,8 @@ class HostBufferType:
     def readable_by(self, device: Device) -> bool:
         return device.backend == "host"
 
-    def accepts(self, dtype: DType) -> DType:
-        return dtype
+    def accepts(self, tensor: Tensor) -> DType:
+        return tensor.dtype
 
     def allocate(self, nbytes: int, usage: str) -> HostBuffer:
         try:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from umbel import gguf, plugins
@@ -18,11 +18,11 @@ from umbel.graph import Operation
 from umbel.models import Architecture, ModelDefinition, architecture
 from umbel.ops import OPS
 from umbel.plan import Target
-from umbel.runner import Runner
+from umbel.runner import AUTO, Runner
 
 log = logging.getLogger("umbel")
 
-KV = ("f32", "f16", "q8_0")  # how keys and values can be kept
+KV = ("f32", "f16", "q8_0")  # how keys and values can be kept, if not as their home likes
 CTX = 4096  # tokens of context when nobody asks for more, if the model was trained for that
 
 
@@ -60,11 +60,12 @@ def _brought(hook: str, kind: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def context(definition: ModelDefinition, ctx: int | None) -> int:
-    """Tokens of context: as asked for, as trained, or as positions allow."""
+def context(definition: ModelDefinition, ctx: int | None, on: Sequence[Target] = ()) -> int:
+    """Tokens of context: as asked for, as trained, or as positions and devices allow."""
     trained = definition.hparams.n_ctx_train
     if ctx is None:
-        return min(trained, CTX)
+        sizes = "token_buckets" if definition.architecture.pooled else "length_buckets"
+        return min(trained, *(max(getattr(t.info, sizes), default=CTX) for t in on), CTX)
     if number("ctx", ctx, 1) > trained:
         if definition.hparams.learned_positions:
             log.warning("the model has learned positions: ctx is %d, not %d", trained, ctx)
@@ -77,7 +78,7 @@ def kv_dtype(definition: ModelDefinition, kv: str) -> str:
     """How keys and values are kept, which must divide their rows into whole blocks."""
     hp = definition.hparams
     rows = {n * size for n in hp.n_head_kv for size in (hp.head_dim_k, hp.head_dim_v)}
-    fit = [name for name in KV if not any(row % BY_NAME[name].block for row in rows)]
+    fit = [AUTO, *(n for n in KV if not any(row % BY_NAME[n].block for row in rows))]
     if kv not in fit:
         sizes = " and ".join(map(str, sorted(rows)))
         msg = f"a KV cache with rows of {sizes} values cannot be stored as {kv}"

@@ -16,11 +16,12 @@ from umbel import embedding, gguf, loading
 from umbel.adapters import Wanted, read, read_all, room
 from umbel.draft import LONGEST, LOOKUP, DraftModel, Lookup, Proposer, check_vocabulary
 from umbel.engine import Engine
-from umbel.errors import OptionError, TemplateError
+from umbel.errors import DeviceError, OptionError, TemplateError
 from umbel.extras.grammar import Vocabulary
 from umbel.generation import Generation
 from umbel.gguf import types
 from umbel.locate import find_model
+from umbel.models.builder import LORA
 from umbel.runner import Runner, Settings
 from umbel.session import Prompt, Session
 from umbel.state import Mix, store
@@ -35,7 +36,7 @@ def load(
     ctx: int | None = None,
     parallel: int = 1,
     ubatch: int = 512,
-    kv: str = "f32",
+    kv: str = "auto",
     threads: int | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
     adapters: Wanted = None,
@@ -55,7 +56,8 @@ def load(
     * `ctx`: tokens of one sequence at most; None: what the model was trained for, up to 4096.
     * `parallel`: how many sequences can be that long at once.
     * `ubatch`: tokens of one step of prefill at most.
-    * `kv`: how keys and values are kept: "f32", "f16" or "q8_0".
+    * `kv`: how keys and values are kept: "f32", "f16", "q8_0", or "auto": as the device does on
+      which attention runs.
     * `threads`: for backends that take it; None or 0: as they choose.
     * `options`: of backends, as `-O` gives them: `{"host": {"dequantise": "blocks"}}`.
     * `adapters`: LoRA adapters (GGUF): a path, several, or paths with scales. Requests that do
@@ -79,8 +81,11 @@ def load(
         loras = read_all(definition, adapters)
         adapter_slots = loading.number("adapter_slots", adapter_slots, 0)
         adapter_rank = loading.number("adapter_rank", adapter_rank, 0)
+        threads = loading.number("threads", threads or 0, 0)
+        draft_max = loading.number("draft_max", draft_max, 0)
+        devices = loading.targets(device, options, threads, strict)
         settings = Settings(
-            ctx=loading.context(definition, ctx),
+            ctx=loading.context(definition, ctx, devices),
             parallel=loading.number("parallel", parallel, 1),
             ubatch=loading.number("ubatch", ubatch, 1),
             kv=loading.kv_dtype(definition, kv),
@@ -88,22 +93,25 @@ def load(
             check=check,
             strict=strict,
         )
-        threads = loading.number("threads", threads or 0, 0)
-        draft_max = loading.number("draft_max", draft_max, 0)
         tokenizer = load_tokenizer(file.metadata, where=str(file.path))
         definition.check_vocabulary(tokenizer.n_vocab)
         if check_tensors:
             for name, info in file.tensors.items():
                 types.check(name, file.array(name), info.dtype, file.path)
-        devices = loading.targets(device, options, threads, strict)
         runner = Runner(definition, devices, settings)
-        for adapter in loras:
-            runner.adapters.put(adapter)
-        loading.report(runner)
-        more = {"options": options, "threads": threads, "strict": strict, "check": check}
-        proposer = _proposer(draft, tokenizer, runner, device=device, ubatch=ubatch, **more)
-    except BaseException:
+        try:
+            for adapter in loras:
+                runner.adapters.put(adapter)
+            loading.report(runner)
+            more = {"options": options, "threads": threads, "strict": strict, "check": check}
+            proposer = _proposer(draft, tokenizer, runner, device=device, ubatch=ubatch, **more)
+        except BaseException:
+            runner.close()
+            raise
+    except BaseException as error:
         file.close()
+        if isinstance(error, DeviceError):  # or its frames keep the memory that is wanted back
+            raise error.with_traceback(None) from error.__cause__
         raise
     scales = {lora.name: scale for lora, scale in loras.items()}
     engine = Engine(runner, proposer, draft_max if proposer else 0)
@@ -175,7 +183,9 @@ class Model(AbstractContextManager["Model"]):
     def fingerprint(self) -> str:
         """Names this model's weights and state layout, for saved sessions."""
         keys = {k: v for k, v in self.file.metadata.items() if not k.startswith("tokenizer.")}
-        digest = hashlib.sha256(f"{self.file.size} {self.runner.settings.kv} {keys}".encode())
+        states = self.runner.states.tensors.values()
+        kept = [(t.name, t.dtype) for t in states if not t.name.startswith(LORA)]
+        digest = hashlib.sha256(f"{self.file.size} {kept} {keys}".encode())
         for name, info in self.file.tensors.items():
             digest.update(f"{name} {info.shape} {info.dtype} {info.offset}".encode())
             values = self.file.array(name).reshape(-1)

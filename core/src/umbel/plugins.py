@@ -120,8 +120,9 @@ class Plugins:
         kernels = [k for b, brought in answers if b is not backend for k in brought]
         with redirect_stdout(sys.stderr):
             info = backend.open(device, options, kernels)
-            memory: Any = Memory(backend.buffer_type(device), device)
-        return Target(device, info, memory, backend)
+            lock = threading.RLock()
+            memory: Any = Memory(backend.buffer_type(device), device, lock)
+        return Target(device, info, memory, backend, lock)
 
     def close(self) -> None:
         """Closes every open device, each when its computation is done."""

@@ -5,30 +5,28 @@ A batch is either one sequence with many tokens (prefill) or many sequences with
 they are used.
 """
 
-import logging
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
 
 from umbel.adapters import Adapters
 from umbel.batch import Batch, feeds
-from umbel.errors import CancelledError, ContextFullError, DeviceError, OutOfMemoryError
-from umbel.gguf.types import BY_NAME
+from umbel.errors import ContextFullError, DeviceError, OutOfMemoryError
+from umbel.gguf.types import BY_NAME, F16, F32, DType
 from umbel.graph import Graph, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape
-from umbel.models.builder import LORA, AdapterShape
-from umbel.plan import Arenas, Placer, Plan, States, Target, Weights, make
+from umbel.models.builder import LORA, AdapterShape, ModelGraph
+from umbel.plan import Arenas, Placer, Plan, States, Stop, Target, Weights, make
 from umbel.plan.emit import Placed
 from umbel.state import Cache, Mix, Taken
 from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
 
-log = logging.getLogger("umbel")
-
 PLANS = 24  # that are kept
-RETRIES = 8  # of a step that was cancelled in place of another model's
+AUTO = "auto"  # each state is kept as the device where it lives likes it
 LENGTH = 256  # KV lengths are multiples of this where a device has no buckets
 ENCODED = 16  # and so are lengths of texts of this in an encoder
 
@@ -40,7 +38,7 @@ class Settings:
     ctx: int  # tokens of one sequence
     parallel: int = 1  # sequences that can be full at once
     ubatch: int = 512  # tokens of one step at most
-    kv: str = "f32"
+    kv: str = AUTO
     adapters: AdapterShape = attrs.field(factory=AdapterShape)
     check: bool = False
     strict: bool = False
@@ -55,7 +53,7 @@ class Runner:
         self.definition = definition
         self.targets = list(targets)
         self.settings = settings
-        self.cancelled = False  # steps are refused, and the one that runs is being stopped
+        self.stop = Stop()  # while it is asked for, steps are refused
         self._placer = Placer(self.targets, definition.ops)
         self._plans: OrderedDict[StepShape, Plan] = OrderedDict()
         infos = [t.info for t in targets]
@@ -73,9 +71,12 @@ class Runner:
         self._make_memory()
         cells = 1 + settings.ctx * settings.parallel
         slots = 2 + settings.parallel * 8  # current, next, snapshots and marks of each sequence
-        kv, adapters = BY_NAME[settings.kv], settings.adapters
-        self.state_shape = StateShape(cells, slots, kv, settings.ctx, adapters)
-        self.cache = self._prepare()
+        self.state_shape = StateShape(cells, slots, settings.ctx, settings.adapters)
+        try:
+            self.cache = self._prepare()
+        except BaseException:
+            self.close()
+            raise
 
     # set-up
 
@@ -87,10 +88,9 @@ class Runner:
 
     def _prepare(self) -> Cache:
         """Places decode and the worst prefill before any weight is loaded; makes the state."""
-        models = [self.definition.graph(step, self.state_shape) for step in self.usual]
+        models, homes = self._settle()
         states = {t.name: t for t in models[0].graph.leaves(Role.STATE)}
         self.cache_ropes = models[0].cache_ropes
-        homes = self._placer.homes([m.graph for m in models])
         self._check_memory(states, homes)
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
@@ -100,13 +100,35 @@ class Runner:
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
         return Cache(cells, slots)
 
+    def _settle(self) -> tuple[list[ModelGraph], dict[str, Target]]:
+        """The usual graphs, and where their states live, each kept as it is kept there."""
+        kept: dict[str, DType] = {}
+        for i, target in enumerate(self.targets):
+            shape = attrs.evolve(self.state_shape, kept=partial(self._kept, kept, target))
+            models = [self.definition.graph(step, shape) for step in self.usual]
+            homes = self._placer.homes([m.graph for m in models])
+            states = models[0].graph.leaves(Role.STATE)
+            tried = self.targets[: i + 1]
+            kept |= {t.name: t.dtype for t in states if homes[t.name] in tried}
+            if len(kept) == len(states):
+                break
+        self.state_shape = shape
+        return models, homes
+
+    def _kept(self, known: Mapping[str, DType], home: Target, state: Tensor) -> DType:
+        if state.name.startswith(("k_cache.", "v_cache.")) and self.settings.kv != AUTO:
+            return BY_NAME[self.settings.kv]
+        liked = known.get(state.name) or home.buffer_type.accepts(state)
+        return liked if liked in (F32, F16) else F32
+
     def _check_memory(self, states: Mapping[str, Tensor], homes: Mapping[str, Target]) -> None:
         """Refuses a context that cannot fit, before any of it is taken."""
         needs: Counter[Target] = Counter()
         for name, home in homes.items():
             needs[home] += home.buffer_type.alloc_size(states[name])
         for home, need in needs.items():
-            free = home.info.memory_free
+            told = home.hooks.status(home.device).get("memory_free")
+            free = told if isinstance(told, int) else home.info.memory_free
             if 0 < free < need:
                 msg = f"the context does not fit into the memory of {home.name}"
                 do = "take a smaller ctx or parallel, or kv q8_0"
@@ -136,9 +158,10 @@ class Runner:
         return plan
 
     def elsewhere(self, plan: Plan) -> list[Placed]:
-        """What does not run on the first backend; casts are the host's work anyway."""
+        """What does not run on the first backend; casts and what is prepared for others are the
+        host's work anyway."""
         first, cast = self.targets[0].device.backend, self.definition.ops["cast"]
-        nodes = (p for p in plan.placement.nodes if p.node.op is not cast)
+        nodes = (p for p in plan.placement.nodes if not p.ahead and p.node.op is not cast)
         return [p for p in nodes if p.target.device.backend != first]
 
     def _forget_plans(self) -> None:
@@ -181,7 +204,7 @@ class Runner:
         parts: list[np.ndarray] = []
         try:
             while ids:
-                piece = self.piece(ids)
+                piece = self.piece(ids, len(sequence))
                 rows = len(piece) if every else 1
                 parts.append(self.step([(sequence, piece)], rows, hidden=hidden))
                 ids = ids[len(piece) :]
@@ -226,10 +249,12 @@ class Runner:
             got = f"{tokens} tokens"
             raise ContextFullError(msg, where=where, expected=expected, got=got, do=do)
 
-    def piece(self, ids: list[int]) -> list[int]:
-        """The first tokens of a prompt: as many as one step takes."""
+    def piece(self, ids: list[int], past: int = 0) -> list[int]:
+        """The first tokens of a prompt that has `past` before: as many as one step takes."""
         n = min(self.longest_piece, len(ids))
-        if self.cache.slots and self.buckets:  # padding tokens would change the state
+        padded = past + min((b for b in self.buckets if b >= n), default=n)
+        # padding tokens would change recurrent state, or lie beyond the longest context
+        if self.buckets and (self.cache.slots or padded > max(self.lengths, default=padded)):
             n = max((b for b in self.buckets if b <= n), default=1)
         return ids[:n]
 
@@ -251,7 +276,7 @@ class Runner:
             names = [t.name for t, _ in plan.inputs]
             columns = self.adapters.columns
             arrays = feeds(names, shape, batch, taken, not self.encodes, columns)
-            logits = self._run(plan, arrays)[0]
+            logits = plan.run(arrays, self.stop)[0]
         except BaseException:
             for places in taken:
                 self.cache.abort(places)
@@ -259,27 +284,6 @@ class Runner:
         for (sequence, ids), places in zip(batch, taken, strict=True):
             self.cache.commit(sequence, ids, places)
         return logits[:rows]
-
-    def _run(self, plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Runs a plan that may begin anew: it reads nothing that it has written."""
-        for _ in range(RETRIES):
-            try:
-                return plan.run(arrays, lambda: self.cancelled)
-            except CancelledError as error:
-                if self.cancelled:
-                    raise
-                cause = error  # unasked: somebody else, on the same device, was meant
-        msg = "the device cancels steps that nobody wants cancelled"
-        raise DeviceError(msg, got=f"{RETRIES} times for one step") from cause
-
-    def cancel(self) -> None:
-        """Stops the step that is running now; from any thread."""
-        self.cancelled = True
-        for target in self.targets:
-            try:
-                target.hooks.cancel(target.device)
-            except Exception as error:  # the step goes on to its end, and others are told
-                log.warning("%s could not be told to stop: %s", target.name, error)
 
     def close(self) -> None:
         """Gives all memory back."""
@@ -318,11 +322,7 @@ class Runner:
         plan = self.make(shift_graph(self.cache_ropes, self.definition.ops, len(cells)))
         given = {"cells": cells, "turns": np.full_like(cells, turns)}
         try:
-            plan.run(given, lambda: self.cancelled)
-        except CancelledError:
-            if self.cancelled:
-                raise
-            return False  # unasked, and some keys are turned already: not to be run again
+            plan.run(given, self.stop)
         finally:
             plan.forget()
         return True

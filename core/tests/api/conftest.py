@@ -68,6 +68,7 @@ def _backend(name: str, priority: int, answers: Any) -> types.ModuleType:
         "buffer_type": host.buffer_type,
         "op_supported": host.op_supported,
         "graph_compute": host.graph_compute,
+        "sync": host.sync,
         "cancel": host.cancel,
         "forget": host.forget,
     }

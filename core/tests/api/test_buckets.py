@@ -61,3 +61,27 @@ def test_a_context_that_is_longer_than_the_device_can(add_backend, load, name):
         load(name, device="sized", ctx=120)
     assert "lower ctx" == caught.value.do
     assert str(caught.value.got) in ("120", "183")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [("llama", None, 100), ("llama", 80, 80), ("bert", None, 32), ("bert", 7, 7)],
+)
+def test_a_context_that_nobody_asked_for(add_backend, load, name, given, expected):
+    """It is no longer than the device can."""
+    add_backend("sized", token_buckets=(8, 32), length_buckets=(50, 100))
+    assert load(name, device="sized", ctx=given).ctx == expected
+
+
+def test_to_the_end_of_the_longest_context(add_backend, load, oracle):
+    """Where padding would lie beyond it, a prompt goes on in pieces that need none."""
+    add_backend("sized", token_buckets=(4, 16), length_buckets=(24,))
+    data, model = oracle("llama"), load("llama", device="sized", ctx=None)
+    assert model.ctx == 24 <= len(data["ids"])
+    for first in (1, 16, 21, 22, 23):
+        with model.open() as session:
+            rows = [session.feed(data["ids"][:first]), session.feed(data["ids"][first:24])]
+        assert np.abs(rows - data["ref"][[first - 1, 23]]).max() <= 1e-4
+    generation = model.generate(data["ids"][:22], temperature=0)
+    generation.read()
+    assert (2, "length") == (len(generation.tokens), generation.finish_reason)

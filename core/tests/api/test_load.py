@@ -307,7 +307,7 @@ def test_weights_that_a_device_converts_are_told(add_backend, load, rewrite, tol
     """With the types; under `strict` it is an error."""
 
     class Converting(host.HostBufferType):
-        def accepts(self, dtype):
+        def accepts(self, tensor):
             return umbel.gguf.types.F32
 
         def store(self, tensor, array):

@@ -122,6 +122,6 @@ def test_two_models_on_one_device(load):
         generation.close()
     assert expected == other.read()
     for _ in range(50):
-        one.runner.cancel()
-        one.runner.cancelled = False
+        one.runner.stop.ask()
+        one.runner.stop.asked = False
     assert expected == two.generate("the", **settings).read()

@@ -47,16 +47,15 @@ class FakeRunner:
     def __init__(self, ctx: int = 64, parallel: int = 2, cells: int = 0, ubatch: int = 4):
         self.settings = Settings(ctx=ctx, parallel=parallel, ubatch=ubatch)
         self.cache = Cache(1 + (cells or ctx * parallel), 0)
-        self.cancelled = False
+        self.stop, self.asked = self, False  # as of a `Stop`
         self.widest = 1 << 31
         self.steps: list[list[list[int]]] = []
         self.cancels = 0
-        self.targets: list[Any] = []
         self.bad_tokens: set[int] = set()
         self.bad_logits: set[int] = set()
         self._gate: threading.Semaphore | None = None  # where steps wait
 
-    def piece(self, ids: list[int]) -> list[int]:
+    def piece(self, ids: list[int], past: int = 0) -> list[int]:
         return ids[: self.settings.ubatch]
 
     def forward(self, sequence: Sequence, ids: list[int]) -> np.ndarray:
@@ -85,7 +84,7 @@ class FakeRunner:
         self.steps.append(ids)
         if gate is not None:
             gate.acquire(timeout=10)
-        if self.cancelled:
+        if self.asked:
             raise CancelledError("the step was cancelled")
         if self.bad_tokens & {i for row in ids for i in row}:
             raise RuntimeError("a bad token")
@@ -95,8 +94,8 @@ class FakeRunner:
         self.cache.drop_span(sequence, keep, keep + dropped)
         return dropped
 
-    def cancel(self) -> None:
-        Runner.cancel(self)  # type: ignore[arg-type]
+    def ask(self) -> None:
+        self.asked = True
         self.cancels += 1
         self.free()
 

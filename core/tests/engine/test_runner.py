@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from umbel.errors import CancelledError
 from umbel.plan import Plan
 from umbel.state import Sequence
 
@@ -82,32 +81,3 @@ def test_plans_are_kept_and_forgotten(open_runner, monkeypatch):
     assert 3 == len(runner._plans)
     runner.close()
     assert not runner._plans
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_a_cancel_meant_for_others_is_not_obeyed(open_runner, monkeypatch, stop):
-    """The step runs again, unless this model was meant."""
-    runner, runs = open_runner("llama"), []
-    run = Plan.run
-
-    def cancelled_once(plan, *args):
-        runs.append(plan)
-        if len(runs) == 1:
-            if stop:
-                runner.cancel()
-            msg = "the step was cancelled"
-            raise CancelledError(msg)
-        return run(plan, *args)
-
-    monkeypatch.setattr(Plan, "run", cancelled_once)
-    sequence = Sequence()
-    if stop:
-        with pytest.raises(CancelledError):
-            runner.forward(sequence, [1, 2, 3])
-        assert [] == sequence.tokens
-    else:
-        expected = runner.forward(Sequence(), [1, 2, 3])
-        assert np.array_equal(expected, runner.forward(sequence, [1, 2, 3]))
-    free = runner.cache.cells.free
-    runner.cache.close(sequence)
-    assert free + (0 if stop else 3) == runner.cache.cells.free

@@ -138,7 +138,7 @@ def test_ctrl_c_stops_a_call(start):
     """The device is told; nobody waits for the call's natural end."""
     engine, runner = start()
     began, told = threading.Event(), threading.Event()
-    runner.cancel = told.set
+    runner.ask = told.set
 
     def work():
         began.set()

@@ -209,6 +209,7 @@ def test_cancel(run, monkeypatch):
         host.graph_compute(host.DEVICE, graph)
     host.forget(host.DEVICE, graph.uid)
     monkeypatch.setattr(op, "reference", real)
+    host.sync(host.DEVICE)  # as the core does before others get the device
     host.graph_compute(host.DEVICE, graph)
     assert calls == [1]
     assert np.isfinite(graph.slots[graph.nodes[1]].buffer.read(0, 16).view("<f4")).all()
@@ -232,3 +233,17 @@ def test_programs_are_forgotten(run):
 def test_everything_is_supported(run):
     """The host refuses nothing."""
     assert host.op_supported(host.DEVICE, run.build.exp(run.input(1))) is None
+
+
+def test_two_sets_of_plugins(run):
+    """One that closes the device breaks nothing for the other."""
+    one, other = Plugins(only=""), Plugins(only="")
+    for each in (one, other):
+        each.open(each.find("host"))
+    graph = run.graph(run.build.exp(run.input(2, 2)))
+    host.graph_compute(host.DEVICE, graph)
+    one.close()
+    host.graph_compute(host.DEVICE, graph)
+    host.sync(host.DEVICE)
+    other.close()
+    assert host._open["host:0"].programs == {}

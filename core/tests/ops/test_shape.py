@@ -130,3 +130,26 @@ def test_concat_refuses_two_dtypes(ops, normal):
     """Both parts have one dtype."""
     with pytest.raises(GraphError, match="concat"):
         ops.reference("concat", normal(2), np.zeros(2, np.int32), axis=0)
+
+
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_a_view_of_nothing_lies_in_its_memory(start):
+    """There is none of it, so it begins where that begins."""
+    build, x = made((0, 5))
+    view = build.view(x, axis=1, start=start, stop=5)
+    assert (view.shape, view.offset, x.nbytes) == ((0, 5 - start), 0, 0)
+
+
+def test_rows_of_blocks_are_reshaped():
+    """A state in q8_0, whose arrays are bytes."""
+    build, rows = Builder(OPS), np.arange(6 * 68, dtype=np.uint8).reshape(6, 68)
+    state = build.leaf(Role.STATE, "s", (6, 64), Q8_0)
+    for shape in ((2, 3, 64), (12, 32), (3, 2, 2, 32)):
+        (got,) = evaluate(
+            build.graph([node := build.reshape(state, shape=shape)]), {state: rows}
+        )
+        assert (node.shape, got.shape[:-1]) == (shape, shape[:-1])
+        assert got.tobytes() == rows.tobytes()
+    empty = build.leaf(Role.STATE, "e", (0, 64), Q8_0)
+    (got,) = evaluate(build.graph([build.reshape(empty, shape=(0, 2, 32))]), {empty: rows[:0]})
+    assert got.size == 0

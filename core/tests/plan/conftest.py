@@ -17,7 +17,7 @@ import pytest
 from umbel import gguf, host
 from umbel.backend import Source, bind
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError
-from umbel.gguf.types import BY_NAME, dequantise, quantise
+from umbel.gguf.types import BY_NAME, convert, dequantise, quantise
 from umbel.graph import Builder, Role, Tensor
 from umbel.hookspecs import Device, DeviceInfo
 from umbel.models import ModelDefinition, architecture
@@ -86,6 +86,7 @@ class Fake:
     compute: str = "f32"
     refuse: Callable[[Tensor], str | None] = lambda node: None
     takes: Callable[[str], str] = lambda dtype: dtype  # a weight's dtype becomes
+    accepted: Callable[[Tensor], str] | None = None  # a weight or state becomes
     is_host: bool = False
     reads_host: bool = False
     readers: tuple[str, ...] = ()  # other devices that see this memory
@@ -100,6 +101,7 @@ class Fake:
     length_buckets: tuple[int, ...] = ()
     room: int = 1 << 40
     max_size: int = 1 << 40
+    told: dict[str, object] = attrs.field(factory=dict)  # as status
     fault: Callable[..., None] = nothing
     # what happened
     queue: list[Any] = attrs.field(factory=list)
@@ -131,8 +133,9 @@ class Fake:
     def readable_by(self, device: Device) -> bool:
         return device.name in self.readers
 
-    def accepts(self, dtype: Any) -> Any:
-        return BY_NAME[self.takes(dtype.name)]
+    def accepts(self, tensor: Tensor) -> Any:
+        name = self.accepted(tensor) if self.accepted else self.takes(tensor.dtype.name)
+        return BY_NAME[name]
 
     def allocate(self, nbytes: int, usage: str) -> Memory:
         assert usage in ("state", "input", "compute")
@@ -143,10 +146,9 @@ class Fake:
         return Memory(self, nbytes, usage)
 
     def store(self, tensor: Tensor, array: np.ndarray) -> Memory:
-        dtype = self.accepts(tensor.dtype)
+        dtype = self.accepts(tensor)
         self.stored[tensor.name] = f"{tensor.dtype} to {dtype}"
-        if dtype is not tensor.dtype:
-            array = quantise(dequantise(array, tensor.dtype), dtype)
+        array = convert(array, tensor.dtype, dtype)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         memory = Memory(self, raw.size, "weight")
         memory.bytes[:] = raw
@@ -160,7 +162,6 @@ class Fake:
 
     def graph_compute(self, device: Device, graph: Any) -> None:
         self.compiled.add(graph.uid)
-        self.stopped = False
         self.queue.append(graph)
         if not self.asynchronous:
             self.work()
@@ -169,9 +170,14 @@ class Fake:
     def sync(self, device: Device) -> None:
         self.fault("sync")
         self.work()
+        self.stopped = False
         self._raise()
 
+    def status(self, device: Device) -> dict[str, object]:
+        return self.told
+
     def cancel(self, device: Device) -> None:
+        self.fault("cancel")
         self.stopped = True
 
     def forget(self, device: Device, uid: int) -> None:

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from umbel.errors import CancelledError, DeviceError, GraphError
+from umbel.plan import Stop
 from umbel.state import Sequence
 
 HOW = {
@@ -105,7 +106,7 @@ def test_a_prompt_that_fails_half_way(kit, load, ids):
         runner.forward(sequence, ids(name)[:3])
         before = describe(runner, sequence)
         count = len(fake.computed)
-        fake.fault = Fault("sync", 3)
+        fake.fault = Fault("sync", 5)  # the last of the third step
         with pytest.raises(DeviceError, match="it broke"):
             runner.forward(sequence, ids(name)[3:15])
         assert len(fake.computed) - count > 2
@@ -138,7 +139,7 @@ def test_cancel_on_the_device(kit, load, ids):
     def cancel(kind, *what):
         seen.append(kind)
         if kind == "node" and seen.count("node") == 5:
-            thread = threading.Thread(target=runner.cancel)
+            thread = threading.Thread(target=runner.stop.ask)
             thread.start()
             thread.join()
 
@@ -146,7 +147,7 @@ def test_cancel_on_the_device(kit, load, ids):
     with pytest.raises(CancelledError):
         runner.forward(sequence, [7, 8])
     assert seen.count("node") == 5
-    runner.cancelled = False
+    runner.stop.asked = False
     assert before == describe(runner, sequence)
 
 
@@ -161,7 +162,7 @@ def test_cancel_on_the_host(kit, load, ids, monkeypatch):
 
     def reference(*arrays, **attributes):
         calls.append(1)
-        runner.cancel()
+        runner.stop.ask()
         return norm(*arrays, **attributes)
 
     norm = operation.reference
@@ -175,17 +176,76 @@ def test_cancel_on_the_host(kit, load, ids, monkeypatch):
     assert before == describe(runner, sequence)
 
 
-def test_stop_between_splits(kit, rng):
+def test_stop_between_splits(kit):
     """Whoever runs a plan can stop it where no device listens."""
-    small = kit.Small(kit.Fake(refuse=kit.only("mul_mat")))
+    fake, stop = kit.Fake(refuse=kit.only("mul_mat")), Stop()
+    small = kit.Small(fake)
     b, x = small.build, small.input("x", 2, 4)
     w = small.weight("w", np.eye(4))
     plan = small.plan(b.exp(b.mul_mat(w, b.exp(x))))
-    answers = iter([False, False, True])
+
+    def deaf(kind, *what):
+        if kind == "cancel":
+            raise DeviceError("no ears")
+        if kind == "node":
+            stop.ask()
+
+    fake.fault = deaf
     with pytest.raises(CancelledError):
-        plan.run({"x": np.zeros((2, 4), np.float32)}, lambda: next(answers))
+        plan.run({"x": np.zeros((2, 4), np.float32)}, stop)
+    assert len(fake.computed) == 1
+    fake.fault = kit.nothing
     (actual,) = plan.run({"x": np.zeros((2, 4), np.float32)})
     assert np.allclose(np.exp(1), actual)
+
+
+def test_a_cancel_hits_nobody_else(kit):
+    """A device hears of it only while the step holds it, and is waited for before others."""
+    fake, stop = kit.Fake(), Stop()
+    small = kit.Small(fake)
+    plan = small.plan(small.build.exp(small.build.sqr(small.input("x", 2))))
+    given, told = {"x": np.ones(2, np.float32)}, []
+
+    def late(kind, *what):
+        told.append(kind)
+        if told.count("sync") == 1 == told.count("cancel") + 1:
+            stop.ask()  # too late for this step, and not to be kept for the next
+
+    stop.ask()
+    with pytest.raises(CancelledError):
+        plan.run(given, stop)
+    assert not fake.stopped
+    stop.asked, fake.fault = False, late
+    plan.run(given, stop)
+    assert told[-2:] == ["cancel", "sync"]
+    stop.ask()
+    assert told.count("cancel") == 1
+    (actual,) = plan.run(given)
+    np.testing.assert_allclose(actual, np.e, rtol=1e-6)
+
+
+def test_a_device_that_cannot_be_told_to_stop(kit):
+    """The others are; who asks is not bothered."""
+    deaf, hearing = kit.Fake("deaf:0"), kit.Fake("hearing:0")
+    deaf.fault, stop = Fault("cancel", 1), Stop()
+    with stop.holding([deaf.target(), hearing.target()]):
+        stop.ask()
+        assert hearing.stopped
+    assert not hearing.stopped
+
+
+@pytest.mark.parametrize(("check", "named"), [(False, "s .sqr. to e .exp."), (True, "s .sqr.")])
+@pytest.mark.parametrize("kind", ["node", "sync"])
+def test_the_split_that_failed_is_named(kit, check, named, kind):
+    """Also where the device only says so with `sync`; who wants to know more is told how."""
+    fake = kit.Fake(asynchronous=True)
+    small = kit.Small(fake)
+    b = small.build
+    plan = small.plan(b.exp(b.sqr(small.input("x", 2), name="s"), name="e"), check=check)
+    fake.fault = Fault(kind, 1)
+    with pytest.raises(DeviceError, match=f"^{named} on fake:0: it broke") as caught:
+        plan.run({"x": np.zeros(2, np.float32)})
+    assert ("--check" in str(caught.value.do)) is not check
 
 
 def test_ctrl_c_waits_for_the_devices(kit):

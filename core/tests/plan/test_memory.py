@@ -242,3 +242,45 @@ def test_rows_of_a_state(kit, dtype):
     assert data[::-1].tolist() == states.read_rows("s", rows[::-1]).tolist()
     assert states.read_rows("s", np.array([1, 5, 6, 9])).max() == 0
     assert (0, size) == states.read_rows("s", rows[:0]).shape
+
+
+@pytest.mark.parametrize("told", [{"memory_free": 9000}, {"memory_free": "much"}, {}])
+def test_room_is_asked_for_at_load(kit, load, told):
+    """Of `status`, as others may have taken some since the device was opened."""
+    fake = kit.Fake(told=told)
+    if told.get("memory_free") == 9000:
+        with pytest.raises(OutOfMemoryError, match="the context does not fit") as caught:
+            load("llama", fake)
+        assert caught.value.expected == "at most 9000 bytes"
+        assert fake.room == 1 << 40
+    else:
+        load("llama", fake)
+
+
+def keeps(dtype):
+    """States as that, weights as they are."""
+    return lambda tensor: dtype if tensor.role is Role.STATE else tensor.dtype.name
+
+
+def no_cache(node):
+    return "no cache" if "cache" in str(node.inputs) else None
+
+
+@pytest.mark.parametrize(
+    ("given", "kv", "conv", "cache"),
+    [
+        ({"accepted": keeps("f16")}, "auto", "f16", "f16"),
+        ({"accepted": keeps("f16")}, "f32", "f16", "f32"),
+        ({"accepted": keeps("f16")}, "q8_0", "f16", "q8_0"),
+        ({"accepted": keeps("f16"), "refuse": no_cache}, "auto", "f16", "f32"),
+        ({"accepted": keeps("bf16")}, "auto", "f32", "f32"),  # no row of a state can be that
+        ({}, "auto", "f32", "f32"),
+    ],
+)
+def test_states_are_kept_as_their_home_likes(kit, load, ids, given, kv, conv, cache):
+    """Each by itself, where nobody chose: on the host as float32."""
+    runner = load("lfm2", kit.Fake(**given), kv=kv)
+    kinds = {(t.name.partition(".")[0], t.dtype.name) for t in runner.states.tensors.values()}
+    assert kinds == {("conv", conv), ("k_cache", cache), ("v_cache", cache)}
+    expected, actual = (kit.spoken(r, ids("lfm2")) for r in (load("lfm2", kv="f32"), runner))
+    assert np.abs(expected - actual).max() < (0.1 if kv == "q8_0" else 4e-3)

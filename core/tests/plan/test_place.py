@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from umbel.errors import DeviceError, GraphError
 from umbel.gguf.types import dequantise
+from umbel.graph import Role
 from umbel.state import Sequence
+from umbel_kit.reference import evaluate
 
 
 def feed(rng, *shape):
@@ -306,3 +308,71 @@ def test_constants_keep_apart(kit):
         total = part if total is None else b.add(total, part)
     (actual,) = small.plan(total).run({"x": np.ones(4, np.float32)})
     assert [sum(range(50))] * 4 == actual.tolist()
+
+
+def test_a_weight_is_accepted_by_itself(kit, rng):
+    """Two of one shape and dtype become what the device says of each of them."""
+    asked = []
+
+    def accepts(tensor):
+        asked.append((tensor.name, tensor.shape, tensor.role))
+        return "f32" if tensor.name == "exact" else "f16"
+
+    fake = kit.Fake(compute="f16", accepted=accepts)
+    small = kit.Small(fake)
+    b, x = small.build, small.input("x", 2, 3)
+    exact, other = (small.weight(name, feed(rng, 4, 3)) for name in ("exact", "other"))
+    part = b.view(exact, axis=0, start=1, stop=3)
+    plan = small.plan(b.mul_mat(exact, x), b.mul_mat(other, x), b.mul_mat(part, x))
+    kinds = [[t.dtype.name for t in node.inputs] for node in fake.asked]
+    assert kinds == [["f32", "f16"], ["f16", "f16"], ["f32", "f16"]]
+    assert set(asked) == {(n, (4, 3), Role.WEIGHT) for n in ("exact", "other")}
+    values = feed(rng, 2, 3)
+    for out, name in zip(plan.run({"x": values}), ("exact", "other"), strict=False):
+        np.testing.assert_allclose(values @ small.arrays[name].T, out, atol=0.02)
+    assert fake.stored == {"exact": "f32 to f32", "other": "f32 to f16"}
+
+
+def test_what_needs_no_activation_is_made_before(kit, rng):
+    """A piece that follows from weights and integers may be the host's: it is computed before
+    the split, in full precision, and once for all that use it."""
+    fake = kit.Fake(compute="f16", refuse=kit.without("rope", "rope_cos_sin"))
+    small = kit.Small(fake)
+    b, x, at = small.build, small.input("x", 3, 2, 8), small.input("at", 3, dtype="i32")
+    factors, how = small.weight("factors", np.arange(1, 5)), {"n_dims": 8, "mode": "neox"}
+    one, two = b.rope(b.exp(x), at, factors, **how), b.rope(b.neg(x), at, factors, **how)
+    plan = small.plan(b.add(one, two))
+    assert [step.target.name for step in plan.steps] == ["host:0", "fake:0"]
+    (made,) = [p for p in plan.placement.nodes if p.ahead]
+    assert made.node.op.name == "rope_cos_sin"
+    assert made.reason == "decomposed: fake:0: no kernel for rope"
+    feeds = {"x": feed(rng, 3, 2, 8), "at": np.array([0, 7, 3000], np.int32)}
+    (actual,) = plan.run(feeds)
+    (expected,) = evaluate(
+        b.graph([b.add(one, two)]),
+        {x: feeds["x"], at: feeds["at"], factors: small.arrays["factors"]},
+    )
+    np.testing.assert_allclose(expected, actual, atol=0.01)
+
+
+def test_what_needs_an_activation_is_not(kit):
+    """Then the whole of it runs elsewhere, also where that activation is an input."""
+    fake = kit.Fake(refuse=kit.without("swiglu", "silu", "sigmoid"))
+    small = kit.Small(fake)
+    b, x = small.build, small.input("x", 2, 8)
+    plan = small.plan(b.swiglu(x, b.neg(x)))
+    assert small.places(plan)[-1] == ("swiglu", "host:0")
+    assert not any(p.ahead for p in plan.placement.nodes)
+
+
+def test_a_decomposition_that_cannot_be_made(kit, rng):
+    """It is a reason as any other: experts that do not lie side by side."""
+    fake = kit.Fake(refuse=kit.without("mul_mat_id"))
+    small = kit.Small(fake)
+    b, ids = small.build, small.input("ids", 3, 1, dtype="i32")
+    stack = b.view(small.weight("w", feed(rng, 2, 4, 8)), axis=1, start=0, stop=3)
+    node = b.mul_mat_id(stack, small.input("x", 3, 1, 8), ids)
+    verdict = small.placer.judge(node, small.targets[0])
+    assert verdict.form is None
+    assert "it cannot be decomposed: reshape: the inputs do not fit" in verdict.reason
+    assert small.places(small.plan(node)) == [("mul_mat_id", "host:0")]

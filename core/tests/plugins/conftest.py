@@ -25,8 +25,8 @@ class Memory:
     def readable_by(self, device):
         return False
 
-    def accepts(self, dtype):
-        return dtype
+    def accepts(self, tensor):
+        return tensor.dtype
 
     def allocate(self, nbytes, usage):
         raise MemoryError

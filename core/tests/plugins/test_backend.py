@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import timeit
 import types
+from contextlib import nullcontext
 
 import pluggy
 import pytest
 from umbel import hookspecs
 from umbel.backend import Memory
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, PluginError
+from umbel.gguf.types import F32
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import Device, DeviceInfo, Finding
 
 
@@ -187,7 +191,7 @@ def test_values_that_a_device_cannot_have_are_refused(plugins, row, make, hook, 
 def test_what_memory_raises_names_the_device(make, method, error, kind):
     """Whatever it was; our own errors pass unchanged, and attributes are what they are."""
     plain = make("one").buffer_type(None)
-    memory = Memory(plain, Device("one:0", "", 1))
+    memory = Memory(plain, Device("one:0", "", 1), nullcontext())
     setattr(plain, method, raising_any(error))
     with pytest.raises(DeviceError, match=f"one:0 failed in {method}: ") as caught:
         getattr(memory, method)(1, 2)
@@ -198,6 +202,27 @@ def test_what_memory_raises_names_the_device(make, method, error, kind):
         getattr(memory, method)(1, 2)
     assert own is caught.value
     assert (64, False) == (memory.alignment, memory.is_host)
+
+
+@pytest.mark.parametrize(
+    ("method", "locked"), [("allocate", True), ("store", True), ("accepts", False)]
+)
+def test_memory_is_taken_under_the_lock(make, method, locked):
+    """Questions are answered at any time; an error that names no place gets one."""
+    plain, lock, held = make("one").buffer_type(None), threading.Lock(), []
+
+    def full(*args):
+        held.append(lock.locked())
+        raise OutOfMemoryError("full")
+
+    setattr(plain, method, full)
+    memory = Memory(plain, Device("one:0", "", 1), lock)
+    for given, where in ((Tensor((2,), F32, Role.WEIGHT, "w"), "w"), (7, method)):
+        with pytest.raises(OutOfMemoryError) as caught:
+            getattr(memory, method)(given)
+        assert f"{where} on one:0" == caught.value.where
+    assert [locked] * 2 == held
+    assert not lock.locked()
 
 
 def raising_any(error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import attrs
 import numpy as np
@@ -13,7 +12,7 @@ from umbel.errors import CancelledError, OutOfMemoryError, UmbelError
 from umbel.gguf.types import F32, dequantise
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
-from umbel.plan import Target
+from umbel.plan import Stop, Target
 
 from umbel_kit import compare
 from umbel_kit.device import Call, Subject, reference
@@ -59,23 +58,22 @@ def run(target: Target, call: Call) -> Result | str:
 
     On a thread of its own, so that Ctrl-C is heard whatever the device is doing.
     """
+    stop = Stop()
     with ThreadPoolExecutor(1) as pool:
         try:
-            return pool.submit(_run, target, call).result()
+            return pool.submit(_run, target, call, stop).result()
         except KeyboardInterrupt:
-            with suppress(UmbelError):
-                target.hooks.cancel(target.device)
+            stop.ask()
             raise
 
 
-def _run(target: Target, call: Call) -> Result | str:
+def _run(target: Target, call: Call, stop: Stop) -> Result | str:
     try:
-        return _by_name(*_Alone(target).run(call))
+        with stop.holding([target]):
+            return _by_name(*_Alone(target).run(call))
     except (CancelledError, OutOfMemoryError):
         raise
     except (UmbelError, AssertionError) as error:
-        with suppress(UmbelError):  # it may still be at work on a part
-            target.hooks.sync(target.device)
         return str(error).partition("\n")[0]
 
 

@@ -94,7 +94,8 @@ def _answer(kind: Kind, chosen: Sequence[Case], target: Target, placer: Placer) 
     answer, colon, why = _cell(chosen, target, placer).partition(":")
     memory, dtype = kind
     if memory == WEIGHTS and answer != "no":
-        kept = target.buffer_type.accepts(BY_NAME[dtype]).name
+        of = Tensor((256, 256), BY_NAME[dtype], Role.WEIGHT, "a weight")
+        kept = target.buffer_type.accepts(of).name
         answer += f", as {kept}" if kept != dtype else ""
     return f"{answer}{colon}{why}"
 
@@ -103,7 +104,7 @@ def _cell(chosen: Sequence[Case], target: Target, placer: Placer) -> str:
     """One answer to all these cases."""
     graphs = [cases.graph(c, placer.ops, lambda arg: arg.stored_in(F32)) for c in chosen]
     nodes = [graph.outputs[0] for graph in graphs]
-    forms = {node: _form(node, target, placer) for node in nodes}
+    forms = {node: placer.judge(node, target).form for node in nodes}
     words = list(dict.fromkeys(FORMS[form] for form in forms.values()))
     if len(words) == 1 and words != ["no"]:
         return words[0]
@@ -113,14 +114,6 @@ def _cell(chosen: Sequence[Case], target: Target, placer: Placer) -> str:
         return f"no: {why}" if words == ["no"] else f"in part: {why}"
     other = next(node for node, form in forms.items() if form)
     return f"{' or '.join(sorted(words, reverse=True))}: {_refusal(other, target)}"
-
-
-def _form(node: Tensor, target: Target, placer: Placer) -> str | None:
-    """As `Placer.judge`; a decomposition that cannot be made of such inputs is none."""
-    try:
-        return placer.judge(node, target).form
-    except GraphError:
-        return None
 
 
 def _refusal(node: Tensor, target: Target) -> str:
@@ -140,7 +133,7 @@ def reason(node: Tensor, target: Target, placer: Placer) -> str:
         except GraphError as error:
             return f"it cannot be decomposed: {error.what}"
         for piece in pieces:
-            if placer.judge(piece, target).form is None:
+            if placer.place_of(piece, target) is None:
                 assert piece.op is not None
                 return f"it needs {piece.op.name}: {reason(piece, target, placer)}"
     if forms:  # all pieces would do, so it is the writing

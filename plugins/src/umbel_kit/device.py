@@ -55,7 +55,8 @@ def prepare(case: Case, target: Target, ops: Mapping[str, Operation]) -> Call:
 
     def dtype_of(arg: Arg) -> DType:
         dtype = arg.stored_in(compute)
-        return accepts(dtype) if arg.role is Role.WEIGHT else dtype
+        weight = Tensor(arg.leaf_shape, dtype, Role.WEIGHT, case.op)
+        return accepts(weight) if arg.role is Role.WEIGHT else dtype
 
     graph = cases.graph(case, ops, dtype_of)
     (node,) = graph.outputs
@@ -116,6 +117,10 @@ class Subject:
 
     def run(self, call: Call) -> tuple[np.ndarray, dict[Tensor, np.ndarray]]:
         """The result on the device, and what its states hold; an AssertionError says more."""
+        with self.target.lock:
+            return self._run(call)
+
+    def _run(self, call: Call) -> tuple[np.ndarray, dict[Tensor, np.ndarray]]:
         split = self.load(call)
         try:
             self.compute(split)

@@ -97,7 +97,8 @@ class Recorded:
 def _dtype_on(target: Target | None, leaf: Leaf) -> DType:
     """The dtype that the leaf has in the memory of `target`."""
     if leaf.role is Role.WEIGHT:
-        return target.buffer_type.accepts(leaf.dtype) if target else leaf.dtype
+        weight = Tensor(leaf.shape, leaf.dtype, leaf.role, leaf.name)
+        return target.buffer_type.accepts(weight) if target else leaf.dtype
     if leaf.role is Role.STATE or leaf.dtype not in FLOATS:
         return leaf.dtype
     return target.compute_dtype if target else F32

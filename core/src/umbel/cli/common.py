@@ -78,7 +78,8 @@ def add_load(
         named: dict[str, Any] = {"dest": "adapters", "type": scaled_file, "default": []}
         named |= {"metavar": "FILE[=SCALE]", "action": "append"}
         add("--adapter", help="a LoRA adapter for the model; repeatable", **named)
-    add("--kv", default="f32", choices=("f32", "f16", "q8_0"), help="dtype of the KV cache")
+    kinds = ("auto", "f32", "f16", "q8_0")
+    add("--kv", default="auto", choices=kinds, help="KV cache; auto: as its device computes")
     add("--ubatch", type=int, default=512, metavar="N", help="tokens of a prefill step (512)")
     text = "of a backend; `umbel plugins` lists them"
     add("--option", "-O", action="append", default=[], metavar="BACKEND.NAME=VALUE", help=text)

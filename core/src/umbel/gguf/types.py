@@ -7,6 +7,7 @@ a quarter of a second, so at first only its module of constants is loaded: a hun
 that it cannot decode or write, or that a newer one adds, is refused by name, never guessed.
 """
 
+import math
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from typing import Any
@@ -15,7 +16,7 @@ import attrs
 import numpy as np
 from attrs.converters import optional
 
-from umbel.errors import GraphError, ModelFormatError, UnsupportedModelError
+from umbel.errors import DeviceError, GraphError, ModelFormatError, UnsupportedModelError
 
 
 @attrs.frozen
@@ -104,6 +105,25 @@ def quantise(values: np.ndarray, dtype: DType) -> np.ndarray:
         except NotImplementedError as error:
             msg, do = f"nothing here can write the type {dtype.name}", "take f16, bf16 or q8_0"
             raise UnsupportedModelError(msg, got=dtype.name, do=do) from error
+
+
+def convert(raw: np.ndarray, dtype: DType, wanted: DType) -> np.ndarray:
+    """A raw array as one of another type, in pieces, so that a large one needs little memory.
+
+    A `DeviceError` where a finite value becomes infinite.
+    """
+    if dtype is wanted:
+        return raw
+    rows = raw.reshape(math.prod(raw.shape[:-1]), raw.shape[-1])
+    parts = []
+    for some in np.array_split(rows, 1 + raw.size // _CHECKED_AT_ONCE):
+        values = dequantise(some, dtype)
+        parts.append(quantise(values, wanted))
+        finite = np.isfinite(values)
+        if not np.isfinite(dequantise(parts[-1], wanted))[finite].all():
+            msg, most = f"a value is too large for {wanted}", np.abs(values[finite]).max()
+            raise DeviceError(msg, got=float(most), do="choose another device")
+    return np.concatenate(parts).reshape(*raw.shape[:-1], parts[0].shape[-1])
 
 
 def check(name: str, raw: np.ndarray, dtype: DType, where: object = None) -> None:

@@ -8,6 +8,7 @@ the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 import attrs
 
@@ -65,9 +66,10 @@ class StateShape:
 
     cells: int  # rows of each KV cache; cell 0 is scratch
     slots: int  # recurrent states; slot 0 is scratch
-    kv_dtype: DType = F32
     n_ctx: int = 0  # the longest sequence that was asked for; 0 = as long as trained
     adapters: AdapterShape = AdapterShape()
+    # how a state is kept that operations see as float32
+    kept: Callable[[Tensor], DType] = attrgetter("dtype")
 
 
 @attrs.frozen
@@ -173,8 +175,8 @@ class ModelBuilder(Builder):
     def _adapted(self, x: Tensor, stem: str, n_out: int) -> Tensor:
         """What the adapters add: (n, in) -> (n, n_out), each row with adapters of its own."""
         width = self.state.adapters.width
-        a = self.leaf(Role.STATE, f"{LORA}a.{stem}", (width, x.shape[-1]), F32)
-        b = self.leaf(Role.STATE, f"{LORA}b.{stem}", (n_out, width), F32)
+        a = self.kept(f"{LORA}a.{stem}", width, x.shape[-1])
+        b = self.kept(f"{LORA}b.{stem}", n_out, width)
         counts = self.leaf(Role.INPUT, "adapters", (self.step.n, width), F32)
         if x.shape[0] != self.step.n:
             counts = self.asked(counts)
@@ -236,9 +238,9 @@ class ModelBuilder(Builder):
 
         `rope` turns q and k by their positions (None: not at all). The result is (N, H*hv).
         """
-        heads, cells, dtype = k.shape[1], self.state.cells, self.state.kv_dtype
-        k_cache = self.leaf(Role.STATE, f"k_cache.{layer}", (cells, heads * k.shape[2]), dtype)
-        v_cache = self.leaf(Role.STATE, f"v_cache.{layer}", (cells, heads * v.shape[2]), dtype)
+        heads, cells = k.shape[1], self.state.cells
+        k_cache = self.kept(f"k_cache.{layer}", cells, heads * k.shape[2])
+        v_cache = self.kept(f"v_cache.{layer}", cells, heads * v.shape[2])
         if rope is not None:
             how, factors = attrs.asdict(rope), self.rope_factors(rope)
             q, k = (self.rope(x, self.given("positions"), factors, **how) for x in (q, k))
@@ -269,8 +271,13 @@ class ModelBuilder(Builder):
         return self.reshape(y, shape=(self.step.n, y.shape[2] * y.shape[3]))
 
     def recurrent(self, name: str, size: int) -> Tensor:
-        """The recurrent states of all slots: (slots, size) float32."""
-        return self.leaf(Role.STATE, name, (self.state.slots, size), F32)
+        """The recurrent states of all slots: (slots, size)."""
+        return self.kept(name, self.state.slots, size)
+
+    def kept(self, name: str, rows: int, size: int) -> Tensor:
+        """A state: so many rows of so many values."""
+        state = Tensor((rows, size), F32, Role.STATE, name)
+        return self.leaf(Role.STATE, name, state.shape, self.state.kept(state))
 
     def write_state(self, state: Tensor, new: Tensor) -> None:
         """The step's new states, those of a sequence after the other, go to `state_out`."""

@@ -27,6 +27,7 @@ class Placed:
     target: Target
     origin: str  # the label of the model's node it comes from
     reason: str  # why there and in this form
+    ahead: bool = False  # the host prepares it, for a device that takes what follows from it
 
 
 @attrs.frozen(eq=False)
@@ -52,7 +53,7 @@ class _Emitter:
         self.placed: dict[Tensor, Placed] = {}
         self.row_writes: list[RowWrite] = []
         self.values: dict[Tensor, Tensor] = {}  # of the model's nodes and their pieces
-        self.origin, self.reason = "", ""
+        self.origin, self.reason, self.ahead = "", "", False
         self._leaves: dict[Hashable, Tensor] = {}
 
     def placement(self, outputs: Iterable[Tensor]) -> Placement:
@@ -63,7 +64,8 @@ class _Emitter:
             self._node(node, target)
         wanted = [t for t in outputs if t.op is None or not t.op.writes]
         readable = tuple(self.readable(t, self.home(t)) for t in wanted)
-        return Placement(tuple(self.placed.values()), readable, tuple(self.row_writes))
+        first = sorted(self.placed.values(), key=lambda placed: not placed.ahead)
+        return Placement(tuple(first), readable, tuple(self.row_writes))
 
     def home(self, t: Tensor) -> Target:
         """The device in whose memory the model's tensor lies."""
@@ -90,7 +92,9 @@ class _Emitter:
     def _in_pieces(self, node: Tensor, target: Target, form: str) -> None:
         pieces, result = self.placer.expand(node, target, form)
         for piece in pieces:
-            self._node(piece, target)
+            self.ahead = self.placer.place_of(piece, target) is not target
+            self._node(piece, self.placer.targets[-1] if self.ahead else target)
+        self.ahead = False
         for state, rows, ids in result.writes:
             write = self.local(state, target), self.readable(rows, target), ids
             self.row_writes.append(write)
@@ -120,7 +124,7 @@ class _Emitter:
     ) -> Tensor:
         """The result of an operation; noted as placed unless it was there before."""
         made = self.builder.apply(self.placer.ops[op], *inputs, **attributes)
-        self.placed.setdefault(made, Placed(made, target, self.origin, reason))
+        self.placed.setdefault(made, Placed(made, target, self.origin, reason, self.ahead))
         return made
 
     def local(self, t: Tensor, target: Target) -> Tensor:

@@ -131,26 +131,31 @@ class States:
         self.tensors[tensor.name] = tensor
         self.homes[tensor.name] = home
         reserved = min(RESERVED, tensor.shape[0]) * self.row_bytes(tensor.name)
-        buffer.write(0, np.zeros(reserved, np.uint8))
+        with home.lock:
+            buffer.write(0, np.zeros(reserved, np.uint8))
 
     def read_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         """A copy of those rows, as bytes: (n, row bytes)."""
         size, buffer = self.row_bytes(name), self.slots[name].buffer
-        parts = [buffer.read(int(p[0]) * size, len(p) * size) for p in _stretches(rows)]
+        with self.homes[name].lock:
+            parts = [buffer.read(int(p[0]) * size, len(p) * size) for p in _stretches(rows)]
         return np.concatenate([np.empty(0, np.uint8), *parts]).reshape(-1, size)
 
     def write_rows(self, name: str, rows: np.ndarray, data: np.ndarray) -> None:
         """Puts (n, row bytes) into those rows."""
         size, at = self.row_bytes(name), 0
-        for part in _stretches(rows):
-            written = data[at : at + len(part)]
-            self.slots[name].buffer.write(int(part[0]) * size, written)
-            at += len(part)
+        with self.homes[name].lock:
+            for part in _stretches(rows):
+                written = data[at : at + len(part)]
+                self.slots[name].buffer.write(int(part[0]) * size, written)
+                at += len(part)
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Puts float32 values into all of a state."""
         dtype = self.tensors[name].dtype
-        self.slots[name].buffer.write(0, as_stored(values.reshape(-1, values.shape[-1]), dtype))
+        with self.homes[name].lock:
+            rows = values.reshape(-1, values.shape[-1])
+            self.slots[name].buffer.write(0, as_stored(rows, dtype))
 
     def nbytes(self, target: Target) -> int:
         """Bytes of states that live on `target`."""

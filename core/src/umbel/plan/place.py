@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
-from umbel.errors import DeviceError
-from umbel.gguf.types import BF16, F16, F32, DType
+from umbel.errors import DeviceError, GraphError
+from umbel.gguf.types import BF16, F16, F32, I32, DType
 from umbel.graph import Builder, Graph, Operation, Role, RowsForm, Tensor
 from umbel.plan.memory import Target
 
@@ -40,6 +40,7 @@ class Placer:
         self.ops = ops
         self._verdicts: dict[Any, Verdict] = {}
         self._at_once: weakref.WeakSet[Tensor] = weakref.WeakSet()  # no writes after the step
+        self._ahead: weakref.WeakSet[Tensor] = weakref.WeakSet()  # pieces without activations
 
     # questions
 
@@ -47,8 +48,9 @@ class Placer:
         """Whether and how `target` computes `node`."""
         later = node not in self._at_once
         seen = (node, *node.inputs)
-        kinds = tuple((t.shape, t.dtype.name, t.storage.role, t.role, t.strides) for t in seen)
-        key = (target.name, later, node.op, tuple(sorted(node.attrs.items())), kinds)
+        dtypes = tuple((t.dtype, local_dtype(t, target)) for t in seen)
+        kinds = tuple((t.shape, t.strides, t.role, *self._origin(t.storage)) for t in seen)
+        key = (target.name, later, node.op, tuple(sorted(node.attrs.items())), dtypes, kinds)
         if key not in self._verdicts:
             self._verdicts[key] = self._ask(node, target, later)
         return self._verdicts[key]
@@ -77,16 +79,34 @@ class Placer:
         ends = [result.result, *(rows for _, rows, _ in result.writes)]
         pieces = computed(builder.graph(ends))
         self._at_once.update(pieces)
+        for piece in pieces:
+            if all(self._origin(t.storage)[1] for t in piece.inputs):
+                self._ahead.add(piece)
         return pieces, result
 
+    def _origin(self, storage: Tensor) -> tuple[Role, bool]:
+        """What a storage is, and whether it is known before the step, in full precision."""
+        role, whole = storage.role, storage.dtype is I32
+        known = storage in self._ahead or role in (Role.WEIGHT, Role.CONST)
+        return role, known or (role is Role.INPUT and whole)
+
+    def place_of(self, piece: Tensor, target: Target) -> Target | None:
+        """Who computes a piece of what `target` takes: if not that, for what follows from
+        weights and the integers of a step alone the host, before all else; or nobody."""
+        if self._can(piece, target):
+            return target
+        return self.targets[-1] if piece in self._ahead else None
+
     def _refused(self, node: Tensor, target: Target, form: str) -> str | None:
-        pieces, result = self.expand(node, target, form)
+        try:
+            pieces, result = self.expand(node, target, form)
+        except GraphError as error:
+            return f"it cannot be {FORMS[form]}: {error.what}"
         if any(ids.role is not Role.INPUT for _, _, ids in result.writes):
             return "the host does not know where the rows go"
         for piece in pieces:
-            verdict = self.judge(piece, target)
-            if verdict.form is None:
-                return f"{piece.label}: {verdict.reason}"
+            if self.place_of(piece, target) is None:
+                return f"{piece.label}: {self.judge(piece, target).reason}"
         return None
 
     def _can(self, node: Tensor, target: Target) -> bool:
@@ -200,7 +220,7 @@ def local_dtype(t: Tensor, target: Target) -> DType:
     """The dtype that `t` has in the memory of `target`."""
     role = t.storage.role
     if role is Role.WEIGHT:
-        return target.buffer_type.accepts(t.dtype)
+        return target.buffer_type.accepts(t.storage)
     if role is Role.STATE or t.dtype not in FLOATS:
         return t.dtype
     return target.compute_dtype

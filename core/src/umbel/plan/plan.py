@@ -7,7 +7,8 @@ asked for.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -23,7 +24,46 @@ from umbel.plan.place import FLOATS, Placer
 from umbel.plan.split import Split, cut
 
 Located = tuple[Tensor, Slot]  # and where its storage lies
+Given = dict[Target, tuple[Tensor, ...]]  # what devices were given since they were waited for
 _uids = itertools.count(1)
+
+
+class Stop:
+    """Ends the steps of a model, from any thread. A device is told only while a step holds its
+    lock, and waited for before others get it: nobody else can be hit."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._held: Sequence[Target] = ()
+        self._lock = threading.RLock()  # the garbage collector may ask, at any point
+
+    def ask(self) -> None:
+        with self._lock:
+            self.asked = True
+            for target in self._held:
+                with contextlib.suppress(UmbelError):  # recorded; the step goes on to its end
+                    target.hooks.cancel(target.device)
+
+    @contextlib.contextmanager
+    def holding(self, targets: Sequence[Target]) -> Iterator[None]:
+        """The locks of these devices; none of them is still at work afterwards."""
+        with contextlib.ExitStack() as stack:
+            for target in targets:
+                stack.enter_context(target.lock)
+            self._held = targets
+            try:
+                yield
+            except CancelledError as error:
+                if self.asked:
+                    raise
+                msg = "a device cancelled a step that nobody wanted cancelled"
+                raise DeviceError(msg, where=error.where, got=error.what) from error
+            finally:
+                with self._lock:
+                    self._held = ()
+                for target in targets:
+                    with contextlib.suppress(UmbelError):
+                        target.hooks.sync(target.device)
 
 
 @attrs.frozen(eq=False)
@@ -51,36 +91,28 @@ class Plan:
         return sorted({s.target for s in self.steps}, key=lambda t: t.name)
 
     def run(
-        self, feeds: Mapping[str, np.ndarray], stop: Callable[[], bool] = bool
+        self, feeds: Mapping[str, np.ndarray], stop: Stop | None = None
     ) -> list[np.ndarray]:
         """One step: the arrays of the graph's outputs (writes to state give none).
 
-        Raises what a device raised; with `check`, the error names the node. `stop` is asked
-        between splits. Whatever happens, no device is still at work afterwards.
+        Raises what a device raised; the error names the split, with `check` the node. `stop`
+        ends it by a `CancelledError`. Whatever happens, no device is at work afterwards.
         """
-        with contextlib.ExitStack() as stack:
-            for target in self.targets:
-                stack.enter_context(target.lock)
-            try:
-                return self._run(feeds, stop)
-            except BaseException:
-                for target in self.targets:
-                    with contextlib.suppress(UmbelError):
-                        target.hooks.sync(target.device)
-                raise
+        stop = stop or Stop()
+        with stop.holding(self.targets):
+            return self._run(feeds, stop)
 
-    def _run(
-        self, feeds: Mapping[str, np.ndarray], stop: Callable[[], bool]
-    ) -> list[np.ndarray]:
+    def _run(self, feeds: Mapping[str, np.ndarray], stop: Stop) -> list[np.ndarray]:
         for tensor, slot in self.inputs:
             slot.buffer.write(slot.offset, _given(feeds, tensor))
+        given: Given = {}
         for step in self.steps:
-            if stop():
+            if stop.asked:
                 msg = "the step was cancelled"
                 raise CancelledError(msg)
-            self._run_step(step)
+            self._run_step(step, given)
         for target in self.targets:
-            target.hooks.sync(target.device)
+            self._wait(target, given)
         outputs = [_read(*output) for output in self.outputs]
         for (state, slot), new, ids in self.row_writes:
             rows, start = as_stored(_read(*new), state.dtype), slot.offset + state.offset
@@ -88,28 +120,42 @@ class Plan:
                 slot.buffer.write(start + int(at) * state.strides[0], row)
         return outputs
 
-    def _run_step(self, step: Step) -> None:
-        for target in step.waits:
+    def _wait(self, target: Target, given: Given) -> None:
+        with self._naming(target, given.pop(target, ())):
             target.hooks.sync(target.device)
+
+    def _run_step(self, step: Step, given: Given) -> None:
+        for target in step.waits:
+            self._wait(target, given)
         for source, destination, nbytes in step.copies:
             buffer, at = destination.buffer, destination.offset
             if not buffer.copy_from(at, source.buffer, source.offset, nbytes):
                 buffer.write(at, source.buffer.read(source.offset, nbytes))
-        try:
+        given[step.target] = (*given.get(step.target, ())[:1], *step.graph.nodes)
+        with self._naming(step.target, given[step.target]):
             step.target.hooks.graph_compute(step.target.device, step.graph)
-            if self.check:
-                step.target.hooks.sync(step.target.device)
+        if self.check:
+            self._wait(step.target, given)
+            with self._naming(step.target, step.graph.nodes):
                 _check_values(step.graph)
+
+    @contextlib.contextmanager
+    def _naming(self, target: Target, nodes: Sequence[Tensor]) -> Iterator[None]:
+        """Errors name the first and the last of the nodes that may be to blame."""
+        try:
+            yield
         except DeviceError as error:
-            if self.check:
-                nodes = ", ".join(f"{n.label} ({n.op.name})" for n in step.graph.nodes if n.op)
-                error.what = f"{nodes} on {step.target.name}: {error.what}"
+            ends = [f"{n.label} ({n.op.name})" for n in (*nodes[:1], *nodes[1:][-1:]) if n.op]
+            error.what = f"{' to '.join(ends) or 'a step'} on {target.name}: {error.what}"
+            if not self.check:
+                error.do = error.do or "run again with --check: it names the node"
             raise
 
     def forget(self) -> None:
         """Lets the devices drop what they compiled for this plan."""
         for step in self.steps:
-            with contextlib.suppress(UmbelError):  # recorded; it keeps nobody from closing
+            # a fault is recorded; it keeps nobody from closing
+            with step.target.lock, contextlib.suppress(UmbelError):
                 step.target.hooks.forget(step.target.device, step.graph.uid)
 
 

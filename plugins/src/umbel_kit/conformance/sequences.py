@@ -90,9 +90,10 @@ def recurrent() -> Iterator[Case]:
         b, c = Arg((2, t, g, n)), Arg((2, t, g, n))
         a, slots = weight((h, decays), values="negative"), ids((2,), 5)
         for layout, values in (("plain", "normal"), ("joined", "normal"), ("plain", "junk")):
-            states = state((5, h, p, n), layout=layout, values=values)
-            args = (states, Arg((2, t, h, p)), Arg((2, t, h)), a, b, c, slots)
-            yield Case("ssm_scan", args, note="" if values == "normal" else values)
+            for dtype in ("f16", "f32"):
+                states = state((5, h, p, n), dtype, layout=layout, values=values)
+                args = (states, Arg((2, t, h, p)), Arg((2, t, h)), a, b, c, slots)
+                yield Case("ssm_scan", args, note="" if values == "normal" else values)
         x, dt = Arg((2, t, h, p), layout="window"), Arg((2, t, h), layout="window")
         b, c = (attrs.evolve(m, layout="rows") for m in (b, c))
         yield Case("ssm_scan", (states, x, dt, a, b, c, slots))

@@ -212,8 +212,8 @@ def test_failing_step(load, ids, arch, monkeypatch) -> None:
     model = load(arch)
     run = Plan._run_step
 
-    def failing(plan: Plan, step: Any) -> None:
-        run(plan, step)
+    def failing(plan: Plan, step: Any, *given: Any) -> None:
+        run(plan, step, *given)
         if step is plan.steps[-1]:
             msg = "a fault of the test's own"
             raise DeviceError(msg)

@@ -7,7 +7,7 @@ contract stands where.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from umbel.graph import Tensor
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 
 from umbel_toy.machine import Machine
@@ -16,7 +16,7 @@ from umbel_toy.memory import Memory
 UMBEL_API = 1
 
 DEVICE = Device("toy:0", "a toy that computes in float16", priority=10, simulated=True)
-CANNOT = ("set_rows", "kv_attention", "mul_mat_id", "top_k", "ssm_scan")
+CANNOT = ("set_rows", "kv_attention", "mul_mat_id", "top_k", "ssm_scan", "rope", "rope_cos_sin")
 _open: dict[str, Machine] = {}
 
 
@@ -50,15 +50,14 @@ def buffer_type(device: Device) -> Memory:
 @hookimpl
 def op_supported(device: Device, node: Tensor) -> str | None:
     assert node.op is not None
-    name, dtypes = node.op.name, {t.dtype.name for t in (node, *node.inputs)}
+    name = node.op.name
     kernel = _open[device.name].kernels.get(name)
     if kernel is not None:
         return kernel.supported(node)
     if name in CANNOT:
         return f"it has no kernel for {name}"
-    if name.startswith("rope") and node.inputs[-1].dtype.name != "i32":
-        return "frequency factors would lose their last digits in float16"
-    odd = dtypes - {"f16", "i32"}
+    computed = [t for t in (node, *node.inputs) if t.storage.role is not Role.WEIGHT]
+    odd = {t.dtype.name for t in computed} - {"f16", "i32"}
     return f"it cannot compute with {min(odd)}" if odd else None
 
 

@@ -61,15 +61,17 @@ class Machine:
                 self._failure = error
             self._queue.task_done()
 
-    def _run(self, name: str, steps: Sequence[Callable[[], None]]) -> None:
+    def _run(self, steps: Sequence[Callable[[], None]]) -> None:
         for step in steps:
             if self._stopped:
                 msg = "the toy was stopped"
                 raise CancelledError(msg)
             try:
                 step()
-            except Exception as error:  # a real one would know no more than the split, either
-                msg = f"the toy failed in {name}"
+            except Exception as error:
+                msg = (
+                    "the toy failed"  # in what, the core says: it knows no more than the split
+                )
                 raise DeviceError(msg, got=repr(error)) from error
 
     def _compile(self, graph: SplitGraph) -> Callable[[], None]:
@@ -79,9 +81,7 @@ class Machine:
         for t in (t.storage for node in graph.nodes for t in (*node.inputs, node)):
             if t not in places:  # inside the split: the compiler's own
                 places[t] = np.full(size(t), JUNK, np.uint8)
-        steps = [self._step(node, places) for node in graph.nodes]
-        name = f"split {graph.uid}, {graph.nodes[0].label} to {graph.nodes[-1].label}"
-        return partial(self._run, name, steps)
+        return partial(self._run, [self._step(node, places) for node in graph.nodes])
 
     def _step(self, node: Tensor, places: Mapping[Tensor, np.ndarray]) -> Callable[[], None]:
         assert node.op is not None
@@ -101,7 +101,6 @@ class Machine:
 
 def _window(t: Tensor, places: Mapping[Tensor, np.ndarray]) -> np.ndarray:
     """The tensor's own window on its memory."""
-    memory = places[t.storage] if t.size else None  # none at all may lie at any offset
-    offset = t.offset if t.size else 0
-    window: np.ndarray = np.ndarray(t.shape, t.dtype.numpy, memory, offset, t.strides)
+    memory = places[t.storage]
+    window: np.ndarray = np.ndarray(t.shape, t.dtype.numpy, memory, t.offset, t.strides)
     return window

@@ -7,7 +7,7 @@ from weakref import WeakSet
 import attrs
 import numpy as np
 from umbel.errors import OutOfMemoryError
-from umbel.gguf.types import F16, I32, DType, dequantise, quantise
+from umbel.gguf.types import F16, F32, I32, DType, convert
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, Device
 
@@ -58,7 +58,8 @@ class Memory:
 
     @property
     def left(self) -> int:
-        return self.size - sum(piece.nbytes for piece in self._pieces)
+        with self._lock:  # `status` asks while others allocate
+            return self.size - sum(piece.nbytes for piece in self._pieces)
 
     def alloc_size(self, tensor: Tensor) -> int:
         return -(-tensor.nbytes // self.alignment) * self.alignment
@@ -66,22 +67,23 @@ class Memory:
     def readable_by(self, device: Device) -> bool:
         return False
 
-    def accepts(self, dtype: DType) -> DType:
-        """Integers as they are; every weight becomes float16."""
-        return dtype if dtype is I32 else F16
+    def accepts(self, tensor: Tensor) -> DType:
+        """Matrices and states become float16; norms, biases and the like are float32."""
+        if tensor.dtype is I32:
+            return I32
+        return F32 if len(tensor.shape) == 1 else F16
 
     def allocate(self, nbytes: int, usage: str) -> Piece:
-        with self._lock:  # two models may be loaded at once
-            if nbytes > self.left:
-                msg = f"the toy has no room for {nbytes} bytes of {usage} memory"
-                raise OutOfMemoryError(msg, expected=self.left, got=nbytes)
-            piece = Piece(np.full(nbytes, JUNK, np.uint8), self.settle)
+        if nbytes > self.left:
+            msg = f"the toy has no room for {nbytes} bytes of {usage} memory"
+            raise OutOfMemoryError(msg, expected=self.left, got=nbytes)
+        piece = Piece(np.full(nbytes, JUNK, np.uint8), self.settle)
+        with self._lock:
             self._pieces.add(piece)
         return piece
 
     def store(self, tensor: Tensor, array: np.ndarray) -> Piece:
-        if tensor.dtype is not I32:
-            array = quantise(dequantise(array, tensor.dtype), F16)
+        array = convert(array, tensor.dtype, self.accepts(tensor))
         piece = self.allocate(array.nbytes, "weight")
         piece.write(0, array)
         return piece

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import numpy as np
 from umbel.errors import OutOfMemoryError
-from umbel.gguf.types import F32, I32, DType, dequantise
+from umbel.gguf.types import F32, I32, DType, convert
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, Device, DeviceInfo, SplitGraph, hookimpl
 
@@ -140,9 +140,9 @@ class Memory:
         """Whether that device can use this memory as it is."""
         return False
 
-    def accepts(self, dtype: DType) -> DType:
-        """What weights of that dtype become: float32 here, whatever they are in the file."""
-        return dtype if dtype is I32 else F32
+    def accepts(self, tensor: Tensor) -> DType:
+        """What a weight or a state becomes: float32 here, whatever it is in the file."""
+        return I32 if tensor.dtype is I32 else F32
 
     def allocate(self, nbytes: int, usage: str) -> Piece:
         """For "state", "input" or "compute"; what it holds at first is anything."""
@@ -154,5 +154,5 @@ class Memory:
 
     def store(self, tensor: Tensor, array: np.ndarray) -> Piece:
         """A weight as the file maps it, converted as `accepts` promises."""
-        values = array if tensor.dtype is I32 else dequantise(array, tensor.dtype)
+        values = convert(array, tensor.dtype, self.accepts(tensor))
         return Piece(np.array(values).reshape(-1).view(np.uint8))
