@@ -3,7 +3,7 @@
     python tests/budget.py [-v]
 
 The engine is to stay under 6,500 lines, so that one reader can know all of it. Leaves are not
-counted: what one command or one extra needs can be read, or left, by itself.
+counted: a command, an extra or a backend can be read, or left, by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tokenize
 from pathlib import Path
 
 LIMIT = 6500
-LEAVES = ("cli", "tools", "extras")
+LEAVES = ("cli", "tools", "extras", "host")
 SOURCE = Path(__file__).parents[1] / "core" / "src"
 NOT_CODE = {
     tokenize.COMMENT,

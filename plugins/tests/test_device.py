@@ -9,7 +9,7 @@ import pytest
 from umbel.errors import DeviceError
 from umbel.graph import Role
 from umbel.hookspecs import SplitGraph
-from umbel.host_memory import HostBufferType
+from umbel.host.memory import HostBufferType
 from umbel.ops import OPS
 from umbel.plan import Target
 from umbel_kit.cases import Arg, Case

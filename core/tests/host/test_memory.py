@@ -11,7 +11,7 @@ from umbel import gguf, host
 from umbel.errors import DeviceError, OutOfMemoryError, UmbelError
 from umbel.gguf.types import BY_NAME
 from umbel.graph import Role, Tensor
-from umbel.host_memory import HostBufferType
+from umbel.host.memory import HostBufferType
 
 
 def large(run, rows=2048, width=2048):

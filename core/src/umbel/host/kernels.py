@@ -15,7 +15,7 @@ import numpy as np
 from umbel.gguf.types import BF16, F32, DType, dequantise, quantise
 from umbel.graph import MASKED, Tensor
 from umbel.hookspecs import Slot
-from umbel.host_memory import PIECE, HostWeight
+from umbel.host.memory import PIECE, HostWeight
 from umbel.ops.rows import mul_mat_id, set_rows
 
 Step = Callable[[], object]

@@ -23,8 +23,8 @@ from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, UmbelErr
 from umbel.graph import Tensor
 from umbel.hookspecs import UMBEL_API as UMBEL_API
 from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hookimpl
-from umbel.host_kernels import Arrays, Step, compile_node
-from umbel.host_memory import HostBufferType
+from umbel.host.kernels import Arrays, Step, compile_node
+from umbel.host.memory import HostBufferType
 
 log = logging.getLogger("umbel")
 
