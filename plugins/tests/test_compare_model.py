@@ -330,6 +330,7 @@ def test_bad_input(umbel, model, tmp_path):
         ((model(), "--chained", "--save", case), "there is no case to be kept"),
         ((model(), "--replay", case), "a case is run by itself"),
         (("--replay", case), "there is no such file"),
+        ((model(), "--save", model()), "is another kind of file, and stays as it is"),
         ((tmp_path / "no.gguf",), "no.gguf"),
     ):
         done = umbel(*words)

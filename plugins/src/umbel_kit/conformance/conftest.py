@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from umbel.graph import Operation
     from umbel.plan import Target
+
+    from umbel_kit.cases import Case
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -32,10 +35,22 @@ def target(request: pytest.FixtureRequest) -> Target:
 @pytest.fixture(scope="session")
 def ops() -> Mapping[str, Operation]:
     """All operations, those of plugins too."""
+    return all_operations()
+
+
+def all_operations() -> Mapping[str, Operation]:
     from umbel import plugins
     from umbel.ops import OPS
 
     return {**OPS, **{op.name: op for _, brought in plugins.get().ask("ops") for op in brought}}
+
+
+def all_cases(config: pytest.Config) -> list[Case]:
+    """Those of the kit, and of the modules that were named."""
+    from umbel_kit.cases import CASES
+
+    modules = map(import_module, config.option.umbel_cases)
+    return [*CASES, *(case for module in modules for case in getattr(module, "CASES", ()))]
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ import pytest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    from umbel.ops import OPS
+    from umbel_kit.conformance.conftest import all_cases, all_operations
 
-    from umbel_kit.cases import CASES
-
-    composite = [c for c in CASES if OPS[c.op].decompose is not None and not c.edges]
+    ops, cases = all_operations(), all_cases(metafunc.config)
+    composite = [c for c in cases if ops[c.op].decompose is not None and not c.edges]
     metafunc.parametrize("case", composite, ids=str)
 
 

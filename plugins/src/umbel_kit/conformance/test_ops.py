@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    from umbel_kit.cases import CASES
+    from umbel_kit.conformance.conftest import all_cases
 
-    modules = map(import_module, metafunc.config.option.umbel_cases)
-    more = [case for module in modules for case in getattr(module, "CASES", ())]
-    metafunc.parametrize("case", [*CASES, *more], ids=str)
+    metafunc.parametrize("case", all_cases(metafunc.config), ids=str)
 
 
 def test_operation(case, target, ops, refused) -> None:
