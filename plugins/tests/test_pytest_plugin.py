@@ -61,6 +61,26 @@ def sync(device):
 
 open, close, buffer_type, forget = host.open, host.close, host.buffer_type, host.forget
 """
+# An operation that is not what it is said to be made of, and a case of it.
+HALF_RIGHT = """
+from umbel.graph import Operation, Spec
+from umbel.hookspecs import hookimpl
+from umbel_kit.cases import Arg, Case
+
+UMBEL_API = 1
+CASES = [Case("twice", (Arg((3, 5)),))]
+
+
+@hookimpl
+def ops():
+    def infer(x):
+        return Spec(x.shape, x.dtype)
+
+    def pieces(build, node, dtype):
+        return build.scale(node.inputs[0], s=3.0, b=0.0)
+
+    return [Operation("twice", infer, lambda x: 2 * x, pieces)]
+"""
 CHANGED = ("sqr", "sqrt", "neg", "tanh", "exp", "set_rows", "relu")
 
 
@@ -122,3 +142,14 @@ def test_missing_device(suite):
     assert ran.returncode == 1
     assert "nowhere:3" in ran.stdout
     assert "passed" not in ran.stdout
+
+
+def test_the_decompositions_of_others(install, suite):
+    """An operation of a plugin is compared with its pieces too, not only with its reference."""
+    folder = install("half", HALF_RIGHT)
+    ran = suite("--umbel-cases", "half_plugin", "-k", "twice", "-rA", path=folder)
+    verdicts = re.findall(r"^(PASSED|FAILED) .*::(\w+)\[twice 3x5\]", ran.stdout, re.MULTILINE)
+    assert dict(map(reversed, verdicts)) == {
+        "test_operation": "PASSED",
+        "test_composite": "FAILED",
+    }

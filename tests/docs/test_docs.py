@@ -166,6 +166,8 @@ def exists(requirement: str) -> bool:
     """Whether this is a distribution of the project with those extras, or the demo model's."""
     if requirement in ("umbel-plugin-kit", "pytest"):
         return True
+    if requirement.startswith("CHECKOUT/"):
+        return (ROOT / requirement.removeprefix("CHECKOUT/") / "pyproject.toml").is_file()
     found = re.fullmatch(r"(?:\./core|umbel-core)(?:\[(\w+)\])?", requirement)
     if found is None:
         return f'"{requirement}==' in (ROOT / "noxfile.py").read_text()

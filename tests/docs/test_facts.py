@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 
 
 CORE = ROOT / "core/src/umbel"
-OTHERS = ("--no-deps",)  # options of other programs
+OTHERS = ("--no-deps", "--umbel-device")  # options of other programs
 
 
 def rows(page: str) -> dict[str, list[str]]:

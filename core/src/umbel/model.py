@@ -284,7 +284,7 @@ class Model(AbstractContextManager["Model"]):
             chat = ChatTemplate(template, *self._ends(), where="template")
         if chat is None:
             msg = "the model has no chat template"
-            do = "use `generate`, or give a template"
+            do = "complete texts (`umbel run`, `generate`), or give a template"
             raise TemplateError(msg, where=self.file.path, do=do)
         text = chat.render(messages, tools, self.tokenizer.control, **options)
         return self.tokenizer.encode(text, special=True, eos=False)

@@ -32,6 +32,14 @@ def completed(umbel, story):
     return lambda prompt: umbel("run", story, prompt, *SHORT).out
 
 
+def test_model_that_cannot_talk(umbel, story):
+    """It is refused before anything is typed."""
+    done = umbel("chat", story, stdin="")
+
+    assert (done.code, done.out) == (2, "")
+    assert "umbel: error: the model has no chat template" in done.err
+
+
 def test_answers_line_by_line(chat, completed):
     """Each line is answered, with all that was said before in the prompt."""
     done = chat("Hi", "", "Who are you?")
@@ -89,6 +97,19 @@ def test_answer_cut_by_the_context(chat):
     done = chat("Hi", words=("-n", "-1", "--temp", "0", "--ctx", "32"))
 
     assert "the context of 32 tokens is full: the text ends here" in done.err
+
+
+def test_save_replaces_talks_only(chat, tmp_path):
+    """A model or a text that is named by a slip stays."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+
+    done = chat(f"/save {path}")
+
+    assert (done.code, path.read_bytes()) == (2, b"GGUF")
+    assert "this is another kind of file, and stays as it is" in done.err
+    again = tmp_path / "talk.json"
+    assert chat(f"/save {again}", f"/save {again}").code == 0
 
 
 def test_save(chat, tmp_path):
@@ -214,9 +235,9 @@ def test_ctrl_c_when_piped(spawn, story, template):
     assert b"/save FILE" in err
 
 
-def test_closed_input(umbel, story):
+def test_closed_input(umbel, story, template):
     """Without an input there is a plain error."""
-    done = umbel("chat", story)
+    done = umbel("chat", story, "--chat-template", template)
 
     assert (done.code, done.out) == (2, "")
     assert "umbel: error: there is nobody to talk to: the input is closed" in done.err

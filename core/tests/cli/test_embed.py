@@ -141,6 +141,23 @@ def test_too_long(umbel, bert, story):
     assert "cut to 9 tokens: text 1, 2, 3, 4, 5 ...\n" in done.err
 
 
+def test_another_kind_of_file_stays(umbel, story, tmp_path):
+    """Only vectors are replaced by vectors: a model named for --out is not lost."""
+    other, vectors = tmp_path / "model.gguf", tmp_path / "vectors.npy"
+    other.write_bytes(b"GGUF")
+    done = umbel("embed", story, "I", "--out", str(other))
+
+    assert (done.code, done.out, other.read_bytes()) == (2, "", b"GGUF")
+    assert "this is another kind of file, and stays as it is" in done.err
+    for text in ("I", "You"):
+        assert umbel("embed", story, text, "--out", str(vectors)).code == 0
+
+
+def test_one_token(umbel, story):
+    """It is not called tokens."""
+    assert "umbel: host:0: 1 text, 1 token, " in umbel("embed", story, "").err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

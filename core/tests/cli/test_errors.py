@@ -82,7 +82,8 @@ def test_bad_words(umbel, story, words, named):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["rnu"], "choose from"),
+        (["rnu"], "did you mean `umbel run`?"),
+        (["turnips"], "`umbel --help`"),
         (["run", "m", "x", "--tmp", "1"], "`umbel run --help`"),
         (["run", "m", "x", "y"], "`umbel run --help`"),
         (["run", "m", "x", "--kv", "f61"], "q8_0"),

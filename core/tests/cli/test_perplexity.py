@@ -100,7 +100,7 @@ def test_ctrl_c(umbel, story, text, monkeypatch):
         (("{story}", "{folder}/none"), "No such file"),
         (("{story}", "{folder}"), "Is a directory"),
         (("{story}", "{text}"), "the text is too short for one chunk"),
-        (("{story}", "{text}", "--ctx", "7"), "where: --ctx"),
+        (("{story}", "{text}", "--ctx", "7"), "a whole number from 8 to 2147483647"),
         (("{story}", "{text}", "--ctx", "64", "--chunks", "0"), "where: --chunks"),
         (("{story}", "-"), "expected: at least 512 tokens"),
         (("{folder}/bert.gguf", "{text}"), "bert is an encoder"),

@@ -13,8 +13,8 @@ def test_host(umbel, story):
 
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
-    assert lines[0] == "1 of 512 tokens: 79 nodes in 1 splits"
-    assert lines.count("512 of 512 tokens: 79 nodes in 1 splits") == 1
+    assert lines[0] == "1 of 512 tokens: 79 nodes in 1 split"
+    assert lines.count("512 of 512 tokens: 79 nodes in 1 split") == 1
     assert lines.count("  host:0  36  mul_mat") == 2
     assert lines[-2].split() == ["device", "weights", "state", "compute"]
     assert "host:0  1.0 MiB  0.6 MiB" in lines[-1]

@@ -53,7 +53,7 @@ def test_backend_without_commands(umbel):
     done = umbel("host")
 
     assert (done.code, done.out) == (2, "")
-    assert "invalid choice: 'host'" in done.err
+    assert "there is no command 'host'" in done.err
 
 
 def test_commands_that_fail(umbel, add_toy):

@@ -52,7 +52,8 @@ def commands(cli: Any) -> None:
     add("--limit", type=float, metavar="NMSE", help=text)
     text = "feed each node what the device made of the ones before it, to see where errors grow"
     add("--chained", action="store_true", help=text)
-    add("--save", type=Path, metavar="CASE.npz", help="keep the node that differs")
+    text = "keep the node that differs"
+    add("--save", type=common.replaceable(b"PK"), metavar="CASE.npz", help=text)
     add("--replay", type=Path, metavar="CASE.npz", help="run a node that was kept, no MODEL")
     add("--debug", action="store_true", help="show where errors come from")
     common.add_load(command, bench=True)

@@ -18,6 +18,7 @@ def test_bad_input(umbel, model, tmp_path):
         ((model(), "-p", 0), "a number is out of range"),
         ((model(), "--limit", "nan"), "a number is out of range"),
         ((model(), "--chained", "--save", case), "there is no case to be kept"),
+        ((model(), "--save", model()), "is another kind of file, and stays as it is"),
         ((model(), "--replay", case), "a case is run by itself"),
         (("--replay", case), "there is no such file"),
         ((tmp_path / "no.gguf",), "no.gguf"),

@@ -13,6 +13,7 @@ before it runs: the hook `commands(cli)` adds a parser with the backend's name, 
 """
 
 import contextlib
+import difflib
 import logging
 import os
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 
 from umbel import __version__
 from umbel.cli.common import Parser, log, say
-from umbel.errors import UmbelError
+from umbel.errors import OptionError, UmbelError
 
 # The files here, in the order of the help.
 COMMANDS: tuple[str, ...] = ("run", "chat", "embed", "bench", "perplexity")
@@ -106,6 +107,10 @@ def _add_backend(name: str, commands: Any) -> None:
         found.backends[name].commands(commands)
     if name not in commands.choices:
         found.raise_fault_of(name)
+        near = difflib.get_close_matches(name, commands.choices, n=1)
+        do = "`umbel --help` tells what there is; more comes with plugins (`umbel plugins`)"
+        msg = f"there is no command {name!r}"
+        raise OptionError(msg, do=f"did you mean `umbel {near[0]}`?" if near else do)
 
 
 def _report(error: BaseException) -> int:

@@ -15,7 +15,7 @@ from umbel.cli import common
 from umbel.errors import OptionError, UmbelError
 
 TALK = """/reset  forgets all            /save FILE  writes the conversation as JSON
-/quit   ends, as Ctrl-D does"""
+/quit   ends, as Ctrl-D does   Ctrl-C      stops an answer"""
 
 
 def add(parser: common.Parser) -> None:
@@ -72,6 +72,8 @@ class Talk:
         self.model = session.model
         self.beginning = common.system_message(args)
         self.messages = self.beginning
+        if args.chat_template is None and self.model.chat_template is None:
+            self.prompt([])  # is refused, before anything is typed
 
     def turn(self, text: str) -> None:
         word, _, file = text.partition(" ")
@@ -80,7 +82,7 @@ class Talk:
         elif word == "/reset":
             self.messages = self.beginning
         elif word == "/save" and file:
-            self.save(Path(file).expanduser())
+            self.save(common.replaceable(b"{")(str(Path(file).expanduser())))
         elif re.fullmatch("/[a-z]+", word):
             msg = f"{word} is no command, or lacks its FILE"
             raise OptionError(msg, do="/help tells what there is")

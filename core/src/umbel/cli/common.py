@@ -43,6 +43,22 @@ def text_file(path: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def replaceable(start: bytes) -> Callable[[str], Path]:
+    """Where to write a file that begins so. Only its like may stand there: a model or a text
+    is not replaced by a slip."""
+
+    def checked(text: str) -> Path:
+        path = Path(text)
+        if path.is_file():
+            with path.open("rb") as file:
+                if not start.startswith(file.read(len(start))):
+                    msg = "this is another kind of file, and stays as it is"
+                    raise OptionError(msg, where=text, do="give another name")
+        return path
+
+    return checked
+
+
 def schema(text: str) -> str:
     """A JSON schema, or what the file of that name holds."""
     return text if text.strip() == "true" or text.lstrip()[:1] == "{" else text_file(text)
@@ -268,7 +284,11 @@ def say_figures(model: umbel.Model, args: argparse.Namespace, answer: umbel.Gene
 
 def _rate(n: int, timed: int, seconds: float) -> str:
     rate = f" ({timed / seconds:.1f} t/s)" if seconds > 0 and timed > 0 else ""
-    return f"{n} token{'s' * (n != 1)}{rate}"
+    return counted(n, "token") + rate
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def mib(n: int) -> str:

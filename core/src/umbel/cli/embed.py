@@ -31,7 +31,8 @@ def add(parser: common.Parser) -> None:
     add("--no-normalize", dest="normalize", action="store_false", help=text)
     add("--truncate", action="store_true", help="cut texts that are too long")
     add("--json", action="store_true", help="write a JSON object a line for each text")
-    add("--out", "-o", metavar="F.npy", help="write the vectors to a file for NumPy")
+    text = "write the vectors to a file for NumPy"
+    add("--out", "-o", type=common.replaceable(b"\x93NUMPY"), metavar="F.npy", help=text)
     common.add_load(parser)
 
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         if args.truncate:
             ids = _cut(model, ids)
         n = sum(map(len, ids))
-        told = f"{len(ids)} text{'s' * (len(ids) != 1)}, {n} tokens"
+        told = f"{common.counted(len(ids), 'text')}, {common.counted(n, 'token')}"
         common.say_progress(f"embedding {told}")
         begin = time.perf_counter()
         vectors = _vectors(model, ids, args)
@@ -115,7 +116,7 @@ def _write(
 
     rows = np.vstack(vectors)  # without pooling: the tokens of a text after those of another
     if args.out:
-        write_atomically(Path(args.out), lambda file: np.save(file, rows))
+        write_atomically(args.out, lambda file: np.save(file, rows))
     if args.json:
         for text, tokens, vector in zip(texts, ids, vectors, strict=True):
             facts = {"text": text, "tokens": len(tokens), "embedding": vector.tolist()}

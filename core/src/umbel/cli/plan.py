@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> None:
     with common.load(args) as model:
         for shape in model.runner.usual:
             plan = model.runner.plan(shape)
-            n, splits = len(plan.placement.nodes), len(plan.steps)
-            print(f"{shape.tokens} of {shape.kv_length} tokens: {n} nodes in {splits} splits")
+            n, splits = len(plan.placement.nodes), common.counted(len(plan.steps), "split")
+            print(f"{shape.tokens} of {shape.kv_length} tokens: {n} nodes in {splits}")
             _show(plan, args.nodes)
         _show_memory(model)
 
