@@ -41,7 +41,7 @@ def estimates(
 
     `chunks` of them at most; with `every`, all tokens count but the first of each chunk.
     """
-    size = number("ctx", ctx, SHORTEST, model.ctx)
+    size = number("ctx", number("ctx", ctx, 1, model.ctx), SHORTEST)
     of = len(ids) // size
     if of == 0:
         msg = "the text is too short for one chunk"
