@@ -26,6 +26,7 @@ from tokenizers import (
     processors,
     trainers,
 )
+from umbel.tools.convert import vocabulary
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "core/tests/data/convert/tokenizers.json.gz"
@@ -91,14 +92,17 @@ def word_piece(*, lower: bool) -> Tokenizer:
     return made
 
 
-def sentence_pieces(kind: str, **how: Any) -> bytes:
+RULES = "FB01\t66 69\nFF21\t41\n"  # the ligature fi, a wide A
+
+
+def sentence_pieces(kind: str, *, rules: str = RULES, **how: Any) -> bytes:
     """A tokenizer.model; of the unigram kind with two rules of normalisation."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lines = [" ".join(line.split()) for line in corpus() if len(line) < 4000]
         (folder / "text").write_text("\n".join(lines))
-        (folder / "rules").write_text("FB01\t66 69\nFF21\t41\n")  # the ligature fi, a wide A
-        rules = {"normalization_rule_tsv": str(folder / "rules")}
+        (folder / "rules").write_text(rules)
+        own = {"normalization_rule_tsv": str(folder / "rules")}
         sentencepiece.SentencePieceTrainer.train(
             input=str(folder / "text"),
             model_prefix=str(folder / "made"),
@@ -106,7 +110,7 @@ def sentence_pieces(kind: str, **how: Any) -> bytes:
             model_type=kind,
             character_coverage=0.98,
             minloglevel=2,
-            **(rules if kind == "unigram" else {"normalization_rule_name": "identity"}),
+            **(own if kind == "unigram" else {"normalization_rule_name": "identity"}),
             **how,
         )
         return (folder / "made.model").read_bytes()
@@ -143,6 +147,29 @@ def from_sentence_pieces(model: bytes) -> Tokenizer:
     return made
 
 
+def unigram() -> Tokenizer:
+    """The tokenizer.json of a T5: each blank is a space first, and words are cut at spaces."""
+    blanks = "\t\n\x0b\x0c\r\x85\xa0\u2003\u2028\u2029\u3000"
+    rules = RULES + "".join(f"{ord(c):X}\t20\n" for c in blanks)
+    model = sentence_pieces("unigram", rules=rules)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+    vocab = [(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))]
+    made = Tokenizer(models.Unigram(vocab, unk_id=pieces.unk_id()))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(model)
+        file.flush()
+        charsmap = vocabulary.sentence_pieces(Path(file.name)).keys["precompiled_charsmap"]
+    made.normalizer = normalizers.Precompiled(charsmap)
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", pieces.eos_id())]
+    )
+    return made
+
+
 def ids_of(files: dict[str, bytes]) -> Callable[[str], list[int]]:
     """How the library that made the files encodes a text."""
     if "tokenizer.json" in files:
@@ -171,6 +198,7 @@ def folders() -> dict[str, dict[str, bytes]]:
             split(LLAMA3.replace("{1,3}", "")), normalizer=normalizers.NFC()
         ),
         "pieces-json": from_sentence_pieces(bpe),
+        "unigram-json": unigram(),
         "words": word_piece(lower=True),
         "words-cased": word_piece(lower=False),
     }

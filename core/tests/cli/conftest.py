@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +74,23 @@ def umbel(
         code = main(words)
         out, err = capsys.readouterr()
         return Result(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def lines(spawn: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., list[str]]:
+    """Runs a command with a terminal as stderr; what that was told, up to each return."""
+
+    def run(*words: str, columns: int = 24) -> list[str]:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 10, columns, 0, 0))
+        process = spawn(*words, stderr=theirs)
+        assert process.wait(60) == 0
+        os.close(theirs)
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        return [line for line in shown.split("\r") if line]
 
     return run
 

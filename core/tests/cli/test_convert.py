@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -65,6 +66,13 @@ def test_a_note(umbel, folder, tmp_path):
 
     assert done.code == 0
     assert done.err.startswith("umbel: note: ")
+
+
+def test_a_terminal_sees_how_far_it_is(lines, folder, tmp_path):
+    """The number and the name of a tensor, on the same line."""
+    shown = lines("convert", str(folder), str(tmp_path / "out.gguf"), columns=60)
+    assert re.match(r"umbel: 1 of \d+ \w+", shown[0])
+    assert shown[-1].isspace()
 
 
 SLOW = """

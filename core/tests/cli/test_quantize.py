@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import resource
 import signal
-import struct
-import termios
 import time
 
 import numpy as np
@@ -78,21 +74,14 @@ def test_bad_words(umbel, story, tmp_path, monkeypatch, words, named):
     assert os.listdir(tmp_path) == ["there.gguf"]
 
 
-def test_a_terminal_sees_how_far_it_is(spawn, large, tmp_path):
+@pytest.mark.parametrize(("columns", "width"), [(24, 23), (0, 79)])
+def test_a_terminal_sees_how_far_it_is(lines, large, tmp_path, columns, width):
     """One line, never wider than the terminal, that is gone at the end."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 24, 0, 0))
-    process = spawn("quantize", large, str(tmp_path / "o.gguf"), "Q8_0", stderr=theirs)
-    assert process.wait(60) == 0
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-
-    lines = [line for line in shown.split("\r") if line]
-    assert re.match(r"umbel: \d+ % of", lines[0])
-    assert {len(line) for line in lines} == {23}
-    assert lines[-1].isspace()
-    assert "\n" not in shown
+    shown = lines("quantize", large, str(tmp_path / "o.gguf"), "Q8_0", columns=columns)
+    assert re.match(r"umbel: \d+ % of", shown[0])
+    assert {len(line) for line in shown} == {width}
+    assert shown[-1].isspace()
+    assert "\n" not in "".join(shown)
 
 
 def test_ctrl_c(spawn, large, tmp_path):

@@ -105,6 +105,17 @@ def test_frequency_factors_change_distant_positions(load, rewrite):
     assert np.abs(plain[100] - slowed[100]).max() > 1e-2
 
 
+@pytest.mark.parametrize("name", ["gemma3-window", "olmo3"])
+def test_frequency_factors_leave_windows_alone(load, rewrite, name):
+    """What stretches the frequencies is, as all scaling, for layers that see everything."""
+    windows = {"attention.sliding_window_pattern": 0}
+    factors = {"rope_freqs.weight": np.full(4, 3, np.float32)}
+    for keys, same in ((windows, True), ({}, False)):
+        plain = load(rewrite(name, keys)).whole(IDS)
+        actual = load(rewrite(name, keys, factors)).whole(IDS)
+        assert np.array_equal(actual, plain) is same
+
+
 def fused(file, i, names):
     return np.concatenate([file.array(f"blk.{i}.{name}.weight") for name in names])
 

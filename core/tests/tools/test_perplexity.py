@@ -107,6 +107,15 @@ def test_numbers_that_cannot_be(model, ids, name, value):
     assert name == caught.value.where
 
 
+def test_a_context_shorter_than_a_chunk_may_be(ids):
+    """What is expected is a range that there is."""
+    short = umbel.load(ORACLES / "gpt2.gguf", device="host", ctx=7)
+    with short as model, pytest.raises(OptionError) as caught:
+        next(estimates(model, ids, ctx=7))
+    assert ("ctx", 7) == (caught.value.where, caught.value.got)
+    assert caught.value.expected.startswith("a whole number from 8 to 2147483647")
+
+
 def test_logits_that_are_not_finite(model, ids, monkeypatch):
     """No figure is made of them."""
     logits = Session.logits

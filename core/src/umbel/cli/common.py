@@ -10,9 +10,11 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -203,6 +205,14 @@ def prompt(text: str | None) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
+def piped() -> bytes:
+    """What stdin holds, to the byte, less one line end."""
+    if sys.stdin is None:
+        msg = "there is no stdin"
+        raise OptionError(msg, do="give a file, or pipe the text in")
+    return sys.stdin.buffer.read().removesuffix(b"\n")
+
+
 # loading
 
 
@@ -246,6 +256,29 @@ def say_progress(what: str) -> None:
     """Tells a terminal what may take long."""
     if sys.stderr is not None and sys.stderr.isatty():
         say(f"umbel: {what} ...")
+
+
+@contextlib.contextmanager
+def live() -> Iterator[Callable[[str], None]]:
+    """Shows a terminal how far the work is, on one line that is gone at the end."""
+    terminal, shown = sys.stderr is not None and sys.stderr.isatty(), 0.0
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError):
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+            print(f"\r{text[:width].ljust(width)}\r", end="", file=sys.stderr, flush=True)
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if terminal and time.monotonic() - shown > 0.1:
+            shown = time.monotonic()
+            write(f"umbel: {text}")
+
+    try:
+        yield show
+    finally:
+        if shown:
+            write("")
 
 
 def stream(answer: umbel.Generation) -> None:

@@ -1,7 +1,6 @@
 """`umbel convert DIR OUT`: the folder of a Hugging Face model becomes a GGUF file."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from umbel.cli import common
@@ -25,17 +24,10 @@ def run(args: argparse.Namespace) -> None:
     from umbel.tools.convert import convert
 
     folder, out = (Path(path).expanduser() for path in (args.folder, args.out))
-    convert(folder, out, kind=args.type, force=args.force, progress=_show)
+    with common.live() as show:
+
+        def tell(done: int, total: int, name: str) -> None:
+            show(f"{done + 1} of {total} {name}")
+
+        convert(folder, out, kind=args.type, force=args.force, progress=tell)
     print(f"{out}: {common.mib(out.stat().st_size)}")
-
-
-def _show(done: int, total: int, name: str) -> None:
-    """The tensor that is written now, on a terminal, in the place of the one before."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        end = "\r" if done + 1 < total else "\n"
-        print(
-            f"\x1b[Kumbel: {done + 1} of {total} {name}"[:79],
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,19 +33,17 @@ def run(args: argparse.Namespace) -> None:
     """
     from umbel.tools import perplexity
 
-    text = common.prompt("-") if args.file == "-" else Path(args.file).read_bytes()
+    text = common.piped() if args.file == "-" else Path(args.file).read_bytes()
     with common.load(args) as model:
         model.open()  # refuses an encoder
         common.say_progress("cutting the text into tokens")
         ids = model.tokenizer.encode(text, eos=False)
         size, begin = min(args.ctx, model.ctx), time.perf_counter()
         given = {"ctx": size, "chunks": args.chunks, "every": args.all}
-        try:
+        with common.live() as show:
             for now in perplexity.estimates(model, ids, **given):
                 seconds = time.perf_counter() - begin
-                _show(now, seconds)
-        finally:
-            _show()
+                show(_progress(now, seconds))
         device = model.runner.targets[0].device.title
     rate = now.chunks * size / seconds
     common.say(f"umbel: {device}: {now.chunks * size} tokens, {seconds:.1f} s ({rate:.1f} t/s)")
@@ -62,14 +59,7 @@ def _told(now: Estimate) -> str:
     return f"{now.perplexity:.4f} +- {now.error:.4f}"
 
 
-def _show(now: Estimate | None = None, seconds: float = 0) -> None:
-    """The estimate so far on a terminal, on one line, which ends without one."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return
-    if now is None:
-        print(file=sys.stderr)
-        return
+def _progress(now: Estimate, seconds: float) -> str:
+    """The estimate so far, and the time that is left."""
     left = round(seconds / now.chunks * (now.of - now.chunks))
-    time_left = f"{left // 60}:{left % 60:02} left"
-    line = f"\r{now.chunks}/{now.of}  {_told(now)}  {time_left}\x1b[K"
-    print(line, end="", file=sys.stderr, flush=True)
+    return f"{now.chunks}/{now.of}  {_told(now)}  {left // 60}:{left % 60:02} left"

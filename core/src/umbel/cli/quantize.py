@@ -1,11 +1,6 @@
 """`umbel quantize IN OUT TYPE`: a model file in another type of numbers."""
 
 import argparse
-import contextlib
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator
 
 from umbel.cli import common
 
@@ -32,31 +27,13 @@ def run(args: argparse.Namespace) -> None:
     from umbel.tools.quantize import quantise
 
     settings = {name: getattr(args, name) for name in ("output_type", "threads", "force")}
-    with _live() as progress:
-        report = quantise(common.find(args), args.out, args.type, progress=progress, **settings)
+    path = common.find(args)
+    with common.live() as show:
+
+        def tell(done: int, total: int) -> None:
+            show(f"{100 * done // total} % of {common.mib(total)} written")
+
+        report = quantise(path, args.out, args.type, progress=tell, **settings)
     sizes = f"{common.mib(report.before)} -> {common.mib(report.after)}"
     types = ", ".join(f"{name} {count}" for name, count in report.types.items())
     print(f"{args.out}: {sizes}, {report.bits:.2f} bits per weight; tensors: {types}")
-
-
-@contextlib.contextmanager
-def _live() -> Iterator[Callable[[int, int], None]]:
-    """Shows a terminal how far the work is, on one line that is gone at the end."""
-    terminal, shown = sys.stderr is not None and sys.stderr.isatty(), 0.0
-
-    def write(text: str) -> None:
-        with contextlib.suppress(OSError):
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-            print(f"\r{text[:width].ljust(width)}\r", end="", file=sys.stderr, flush=True)
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        if terminal and time.monotonic() - shown > 0.1:
-            shown = time.monotonic()
-            write(f"umbel: {100 * done // total} % of {common.mib(total)} written")
-
-    try:
-        yield show
-    finally:
-        if shown:
-            write("")

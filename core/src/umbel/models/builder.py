@@ -250,16 +250,16 @@ class ModelBuilder(Builder):
         return self.kv_attention(q, k, v, *state, scale=scale, name=f"attention.{layer}")
 
     def rope_factors(self, rope: Rope) -> Tensor | None:
-        """What divides each frequency, when the file has such a tensor.
+        """What divides each frequency, when the file has such a tensor; never in a window.
 
         Of the two sets of a LongRoPE model (arXiv 2402.13753) the long one serves whoever asked
         for a longer context than the model was first trained with, from its first token on:
         keys that were turned by different factors do not go together.
         """
         longest = self.state.n_ctx or self.hparams.n_ctx_train
-        name = "rope_factors_long" if longest > rope.n_ctx_orig else "rope_factors_short"
-        shape = (rope.n_dims // 2,)
-        return self.maybe(name, shape) or self.maybe("rope_freqs", shape)
+        length = "long" if longest > rope.n_ctx_orig else "short"
+        names = (f"rope_factors_{length}", "rope_freqs") if rope.n_ctx_orig else ()
+        return next(filter(None, (self.maybe(n, (rope.n_dims // 2,)) for n in names)), None)
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         """Attention among the step's own tokens, no cache: (N, H, hd) each -> (N, H*hd).

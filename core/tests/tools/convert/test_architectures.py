@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,19 @@ def test_a_tied_head_is_not_written_twice(make, tmp_path):
     folder = make("llama", tie_word_embeddings=True)
     convert(folder, tmp_path / "out.gguf")
     assert "output.weight" not in _tensors(tmp_path / "out.gguf")
+
+
+def test_a_head_of_its_own_counts_only_where_it_is_untied(make, tmp_path):
+    """Where the configuration says nothing, the head of GPT-2 is its embedding all the same."""
+    folder, out = make("gpt2"), tmp_path / "out.gguf"
+    arrays = _arrays(folder)
+    head = np.zeros_like(arrays["transformer.wte.weight"])
+    make.tensors(folder, {**arrays, "lm_head.weight": head})
+    config = json.loads((folder / "config.json").read_text())
+    for tied, there in ((None, False), (True, False), (False, True)):
+        make.write(folder, "config.json", {**config, "tie_word_embeddings": tied})
+        convert(folder, out, force=True)
+        assert ("output.weight" in _tensors(out)) is there
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:

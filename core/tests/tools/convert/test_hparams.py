@@ -163,6 +163,9 @@ def test_what_would_change_the_result_is_refused(make, tmp_path, case, changes):
     assert not (tmp_path / "out.gguf").exists()
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+LONG |= {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
 MALFORMED = [
     {"num_hidden_layers": "2"},
     {"num_hidden_layers": 3},  # the tensors of a layer are missing
@@ -184,6 +187,13 @@ MALFORMED = [
     {"rope_parameters": {"rope_type": 5, "rope_theta": 1e4}},
     {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}},
     {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": -1e4}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 0}},
+    {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": -10 / math.log(4)}},
+    {"rope_parameters": LONG | {"original_max_position_embeddings": 1}},
+    {"partial_rotary_factor": -1.0},
+    {"partial_rotary_factor": 1e30},
+    {"rms_norm_eps": 1e300},
     {"tie_word_embeddings": "yes"},
 ]
 

@@ -175,6 +175,24 @@ def test_what_is_put_around_a_text(folder, changed):
     none = changed("pieces-json", lambda data: data.update(post_processor=None))
     (none.path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     assert key(none, "add_bos_token") is True  # as sentencepiece's readers do
+    for name, adds in (("LlamaTokenizerFast", True), ("PreTrainedTokenizerFast", False)):
+        options = {"bos_token": "<s>", "tokenizer_class": name}
+        (none.path / "tokenizer_config.json").write_text(json.dumps(options))
+        assert key(none, "add_bos_token") is adds
+
+
+@pytest.mark.parametrize("merging", [True, False])
+def test_a_space_before_a_space_is_told(changed, caplog, merging):
+    """With Unigram, where several spaces do not become one anyway."""
+
+    def pre_tokenizer(data):
+        marked = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+        parts = [{"type": "WhitespaceSplit"}, marked] if merging else [marked]
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+        data["normalizer"] = None
+
+    tokenizer_keys(changed("unigram-json", pre_tokenizer), ROWS)
+    assert ("starts with a space" in caplog.text) is not merging
 
 
 def test_an_end_of_its_own_in_the_template(changed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -129,6 +130,21 @@ def test_a_file_is_replaced_only_when_asked(make, tmp_path):
     assert "token_embd.weight" in types_of(out)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_what_is_read_is_never_replaced(make, tmp_path, name):
+    """Not by force and not through a link; a GGUF file in the folder is."""
+    folder, link = make("llama"), tmp_path / "link.gguf"
+    link.symlink_to(folder / name)
+    (folder / "gone").symlink_to(tmp_path / "nowhere")
+    before = (folder / name).read_bytes()
+    for out in (folder / name, link):
+        with pytest.raises(OptionError, match="OUT is IN"):
+            convert(folder, out, force=True)
+    assert (folder / name).read_bytes() == before
+    for force in (False, True):
+        convert(folder, folder / "model.gguf", force=force)
+
+
 def test_places_that_cannot_be_written(make, tmp_path):
     """A folder, a folder that is not there."""
     folder = make("llama")
@@ -156,12 +172,15 @@ def test_nothing_is_left_of_a_failure(make, tmp_path, error):
 
 
 def test_a_disk_that_is_too_small(make, tmp_path, monkeypatch):
-    """Known before the first tensor."""
-    folder = make("llama")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    """Known before the first tensor; a file system that does not know is tried."""
+    folder, out = make("llama"), tmp_path / "out.gguf"
+    usage = SimpleNamespace(total=2000, free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(OptionError, match="not enough room") as info:
-        convert(folder, tmp_path / "out.gguf")
-    assert (info.value.got, list(tmp_path.iterdir())) == (1000, [folder])
+        convert(folder, out)
+    assert (info.value.got, list(tmp_path.iterdir())) == ("1000 bytes", [folder])
+    usage.total = usage.free = 0
+    convert(folder, out)
 
 
 def test_progress_tells_every_tensor(make, tmp_path):
@@ -185,3 +204,14 @@ def test_one_tensor_at_a_time(make, tmp_path):
         folder = make("llama")
         convert(folder, tmp_path / "out.gguf", progress=lambda *_: counts.append(len(read)))
     assert counts == list(range(len(read)))
+
+
+def test_no_merges(make, tmp_path):
+    """A tokenizer of single bytes has an empty list of them, which the file keeps."""
+    folder = make("llama")
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["merges"] = []
+    make.write(folder, "tokenizer.json", data)
+    convert(folder, tmp_path / "out.gguf")
+    with gguf.open(tmp_path / "out.gguf") as file:
+        assert file.metadata["tokenizer.ggml.merges"] == []

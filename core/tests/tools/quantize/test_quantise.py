@@ -240,6 +240,13 @@ def test_bad_out(tmp_path, model, out, error):
     assert files(tmp_path) == ["folder", "in.gguf"]
 
 
+def test_a_place_at_home(tmp_path, monkeypatch, model):
+    """What no shell has expanded is not a folder of this name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    quantise(model(**{"blk.0.ffn_up.weight": (4, 64)}), "~/out.gguf", "Q8_0")
+    assert files(tmp_path) == ["in.gguf", "out.gguf"]
+
+
 def test_no_room(tmp_path, monkeypatch, model):
     """A disk with too little room is refused before the work; one that cannot tell is tried."""
     source = model(**{"blk.0.ffn_up.weight": (4, 64)})

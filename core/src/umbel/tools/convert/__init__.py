@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from umbel.errors import ModelFormatError, OptionError
+from umbel.errors import ModelFormatError
+from umbel.gguf.types import BY_NAME, F32
 from umbel.tools.convert.architectures import Recipe, recipe_of
 from umbel.tools.convert.folder import Folder
 from umbel.tools.convert.general import general_keys, pooling_keys
@@ -23,6 +24,7 @@ from umbel.tools.convert.rope import rope_of, rope_tensors
 from umbel.tools.convert.tensors import Output, outputs
 from umbel.tools.convert.tokenizer import tokenizer_keys
 from umbel.tools.convert.writer import TYPES, Entry, Progress, write
+from umbel.tools.gguf_file import check_place
 
 __all__ = ["AUTO", "TYPES", "convert"]
 
@@ -43,13 +45,8 @@ def convert(
 
     Nothing is left half-written; a file that exists is only replaced with `force`.
     """
-    if out.exists() and not force:
-        msg, do = "the file exists already", "add --force to replace it, or give another name"
-        raise OptionError(msg, where=out, do=do)
-    if not out.parent.is_dir():
-        msg = "the folder for the file does not exist"
-        raise OptionError(msg, where=out.parent)
     source = Folder(folder)
+    check_place(out, (p for p in folder.iterdir() if p.suffix != ".gguf"), force)
     recipe = recipe_of(source.config)
     own = {**recipe.hparams(source.config), **pooling_keys(source)}
     found = _outputs(source, recipe)
@@ -71,11 +68,11 @@ def _outputs(source: Folder, recipe: Recipe) -> list[Output]:
         log.warning(text, source.path, ", ".join(left))
     ignored = f"{recipe.ignored}|{recipe.headless}"
     found = outputs(source, recipe.table, recipe.changes, ignored, recipe.prefix)
-    tied = source.config.get("tie_word_embeddings", bool, None)
-    if tied:
+    if source.config.get("tie_word_embeddings", bool, recipe.tied):
         return [output for output in found if output.name != "output.weight"]
-    headless = (recipe.tied and tied is None) or "output" not in recipe.table.values()
-    if not headless and all(output.name != "output.weight" for output in found):
+    if "output" in recipe.table.values() and all(
+        output.name != "output.weight" for output in found
+    ):
         msg, do = "the tensor 'lm_head.weight' is missing", "fetch the whole folder"
         raise ModelFormatError(msg, where=source.path, do=do)
     return found
@@ -98,7 +95,8 @@ def _entry(source: Folder, output: Output, kind: str) -> Entry:
     if wanted not in TYPES:
         log.warning("%s: %r is written as F32, not %s", source.path, output.name, wanted)
         wanted = "F32"
-    return Entry(output.name, output.shape, wanted, partial(output.values, source))
+    dtype = BY_NAME[wanted.lower()]
+    return Entry(output.name, output.shape, dtype, partial(output.values, source))
 
 
 def _scaling(source: Folder, own: Mapping[str, Any]) -> list[Entry]:
@@ -108,4 +106,4 @@ def _scaling(source: Folder, own: Mapping[str, Any]) -> list[Entry]:
         return []
     rope = rope_of(source.config, FULL, own["rope.freq_base"])
     made = rope_tensors(source.config, rope, n_dims)
-    return [Entry(name, v.shape, "F32", v.copy) for name, v in made.items()]
+    return [Entry(name, v.shape, F32, v.copy) for name, v in made.items()]

@@ -55,6 +55,12 @@ class Config:
             self.refuse(key, "a finite number", value)
         return value
 
+    def positive(self, key: str, *default: float) -> float:
+        value = self.real(key, *default)
+        if value <= 0:
+            self.refuse(key, "a number above 0", value)
+        return value
+
     def only(self, key: str, *allowed: object) -> None:
         """Refuses a value that would change what the model computes."""
         value = self.values.get(key)

@@ -22,14 +22,14 @@ def general_keys(folder: Folder, arch: str, entries: list[Entry]) -> dict[str, A
     """The keys that every architecture has."""
     sizes: Counter[str] = Counter()
     for entry in entries:
-        sizes[entry.kind] += entry.nbytes
+        sizes[entry.dtype.name.upper()] += entry.nbytes
     keys: dict[str, Any] = {"general.architecture": arch, "general.type": "model"}
     keys["general.name"] = folder.path.resolve().name.encode("utf-8", "replace").decode()
     with suppress(ModelFormatError):  # what a README is written in is no reason to fail
         head = _HEAD.match(folder.text("README.md") or "")
         if head and (licence := _LICENCE.search(head[1])):
             keys["general.license"] = licence[1]
-    keys["general.file_type"] = TYPES[sizes.most_common(1)[0][0]][2] if sizes else 0
+    keys["general.file_type"] = TYPES[sizes.most_common(1)[0][0]] if sizes else 0
     return keys
 
 

@@ -205,7 +205,7 @@ def _windows(c: Config, period: int) -> Keys:
     local = rope_of(c, SLIDING)
     local.only("rope_type", "default")
     keys: Keys = {"attention.sliding_window": c.count("sliding_window")}
-    keys["rope.freq_base_swa"] = local.real("rope_theta")
+    keys["rope.freq_base_swa"] = local.positive("rope_theta")
     # Some readers know the usual pattern only, and do not expect the key.
     return keys if windowed == usual else {**keys, "attention.sliding_window_pattern": windowed}
 
@@ -219,10 +219,7 @@ def _layer_types(c: Config, default: list[str], *known: str) -> list[str]:
 
 
 def _scale(c: Config) -> float:
-    scalar = c.real("query_pre_attn_scalar", head_dim(c))
-    if scalar <= 0:
-        c.refuse("query_pre_attn_scalar", "a number above 0", scalar)
-    return float(scalar**-0.5)
+    return float(c.positive("query_pre_attn_scalar", head_dim(c)) ** -0.5)
 
 
 def _expanded(c: Config) -> int:

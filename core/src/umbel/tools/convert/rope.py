@@ -37,32 +37,36 @@ def rope_kind(rope: Config) -> str:
 def rope_keys(c: Config, rope: Config, head_dim: int) -> dict[str, Any]:
     """The keys of the rotary embedding of layers that see everything."""
     kind = rope_kind(rope)
-    part = rope.real("partial_rotary_factor", c.real("partial_rotary_factor", 1.0))
-    keys: dict[str, Any] = {"rope.freq_base": rope.real("rope_theta")}
+    part = rope.positive("partial_rotary_factor", c.real("partial_rotary_factor", 1.0))
+    keys: dict[str, Any] = {"rope.freq_base": rope.positive("rope_theta")}
     keys["rope.dimension_count"] = int(head_dim * part)
     if kind in ("default", "llama3"):
         return keys  # llama3 is a tensor
     if kind == "linear":
-        return {**keys, "rope.scaling.type": kind, "rope.scaling.factor": rope.real("factor")}
+        return {
+            **keys,
+            "rope.scaling.type": kind,
+            "rope.scaling.factor": rope.positive("factor"),
+        }
     if kind not in ("yarn", "longrope"):
         known = ("default", "linear", "llama3", "yarn", "longrope")
         Config({"rope_type": kind}, rope.where).only("rope_type", *known)
     trained = c.count("max_position_embeddings")
     before = c.count("original_max_position_embeddings", trained)
     before = rope.count("original_max_position_embeddings", before)
-    if not before:
-        rope.refuse("original_max_position_embeddings", "1 or more", before)
-    factor = rope.real("factor", trained / before)
+    if before < 2:
+        rope.refuse("original_max_position_embeddings", "2 or more", before)
+    factor = rope.positive("factor", trained / before)
     keys["rope.scaling.type"] = kind
     keys["rope.scaling.original_context_length"] = before
     if kind == "longrope":
         long = math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
         return {**keys, "rope.scaling.attn_factor": rope.real("attention_factor", long)}
     rope.only("truncate", True)
-    all_dims = rope.real("mscale_all_dim", 0.0)
     whole = _yarn(factor, 1.0)
-    if rope.real("mscale", 0.0) and all_dims:
-        whole = _yarn(factor, rope.real("mscale")) / _yarn(factor, all_dims)
+    if rope.real("mscale", 0.0) and rope.real("mscale_all_dim", 0.0):
+        whole = _yarn(factor, rope.positive("mscale"))
+        whole /= _yarn(factor, rope.positive("mscale_all_dim"))
     keys["rope.scaling.factor"] = factor
     keys["rope.scaling.yarn_attn_factor"] = rope.real("attention_factor", whole)
     keys["rope.scaling.yarn_beta_fast"] = rope.real("beta_fast", 32.0)
@@ -99,6 +103,6 @@ def _llama3(c: Config, rope: Config, n_dims: int) -> np.ndarray:
     if not (factor > 0 and 0 < low < high):
         rope.refuse("low_freq_factor", "0 < low_freq_factor < high_freq_factor", (low, high))
     exponents = np.arange(0, n_dims, 2, dtype=np.float64) / n_dims
-    turns = before / (2 * math.pi * rope.real("rope_theta") ** exponents)  # in that context
+    turns = before / (2 * math.pi * rope.positive("rope_theta") ** exponents)  # in that context
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)

@@ -26,6 +26,7 @@ TEMPLATE = "tokenizer.chat_template"
 # What holds where no file says it: whether BOS and EOS are put around a text.
 AROUND = {"gpt2": (False, False), "llama": (True, False)}
 AROUND |= {"t5": (False, True), "bert": (True, True)}
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")  # add what tokenizer.json says alone
 
 
 def tokenizer_keys(folder: Folder, rows: int) -> dict[str, Any]:
@@ -128,7 +129,9 @@ def _roles(found: Vocabulary, folder: Folder, options: Config) -> dict[str, Any]
         text = "%s: of the tokens that end a text, these are not marked: %s"
         log.warning(text, found.where, ", ".join(left))
     keys: dict[str, Any] = {f"{ROLES.get(role, role)}_token_id": i for role, i in roles.items()}
-    for role, default in zip(("bos", "eos"), AROUND[found.model], strict=True):
+    plain = options.values.get("tokenizer_class") in PLAIN
+    usual = (False, False) if plain else AROUND[found.model]
+    for role, default in zip(("bos", "eos"), usual, strict=True):
         said = bool(around[role]) if found.added is not None else default and role in roles
         keys[f"add_{role}_token"] = options.get(f"add_{role}_token", bool, said)
     return keys

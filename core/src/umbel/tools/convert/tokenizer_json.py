@@ -182,7 +182,7 @@ def _spaces(data: Json, where: str) -> tuple[bool, bool]:
             case {"type": "Metaspace", "replacement": "\u2581"}:
                 scheme = part.get("prepend_scheme", "always")
                 prefix, marks = scheme != "never", True
-                if prefix and data["model"]["type"] == "BPE":
+                if prefix and not (merges and data["model"]["type"] == "Unigram"):
                     text = "%s: a text that starts with a space gets one more, as GGUF has it"
                     log.warning(text, where)
             case {"type": "WhitespaceSplit"} if data["model"]["type"] == "Unigram":

@@ -6,7 +6,6 @@ written becomes OUT only when it is whole.
 """
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +22,7 @@ from umbel.gguf import GGUFFile, part_names
 from umbel.gguf.types import DType
 from umbel.host import cpus
 from umbel.state.store import write_atomically
+from umbel.tools.gguf_file import check_place, check_room
 from umbel.tools.quantize import encode, mixtures, output
 from umbel.tools.quantize.mixtures import Choice
 
@@ -64,7 +64,7 @@ def quantise(
         head = output.header(file, choices, mixture.number)
         sizes = [output.size(c) for c in choices]
         total = len(head) + sum(n + -n % file.alignment for n in sizes)
-        _check_room(path, total)
+        check_room(path, total)
 
         def write(out: IO[bytes]) -> None:
             out.write(head)
@@ -92,14 +92,8 @@ def _checked_threads(wanted: int) -> int:
 
 def _checked_target(file: GGUFFile, target: Path, force: bool) -> Path:
     """OUT, where it may be written."""
-    names = part_names(file.path.name)
-    if target.exists():
-        if any(target.samefile(file.path.with_name(name)) for name in names):
-            msg = "OUT is IN: a file cannot be read and replaced at once"
-            raise OptionError(msg, where=target, do="give it another name")
-        if target.is_file() and not force:
-            msg = "OUT exists"
-            raise OptionError(msg, where=target, do="give it another name, or --force")
+    target, names = target.expanduser(), part_names(file.path.name)
+    check_place(target, map(file.path.with_name, names), force)
     if len(part_names(target.name)) > 1:
         msg = "OUT has the name of a part of a split model, and all goes into one file"
         raise OptionError(msg, where=target, do="give it a name without -0000N-of-0000N")
@@ -124,12 +118,3 @@ def _chosen(file: GGUFFile, mixture: mixtures.Mixture, dtype: DType | None) -> l
         text = "rows of %d values are no whole number of %s blocks (%d): %s in %d of %d tensors"
         log.warning(text, row, wanted, wanted.block, other, n, len(choices))
     return choices
-
-
-def _check_room(target: Path, wanted: int) -> None:
-    """Minutes of work are not to end at a full disk."""
-    folder = Path(os.path.realpath(target)).parent
-    usage = shutil.disk_usage(folder) if folder.is_dir() else None
-    if usage and usage.total and usage.free < wanted:  # some file systems do not know
-        msg, got = "there is not enough room on the disk", f"{usage.free} bytes"
-        raise OptionError(msg, where=folder, expected=f"{wanted} bytes", got=got)

@@ -17,8 +17,9 @@ import numpy as np
 from umbel.errors import OptionError, UnsupportedModelError
 from umbel.gguf import GGUFFile
 from umbel.gguf.types import DType, check, dequantise, quantise
+from umbel.tools.gguf_file import padding
 from umbel.tools.quantize.mixtures import Choice
-from umbel.tools.quantize.output import padding, size
+from umbel.tools.quantize.output import size
 
 PLAIN = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 PIECE = 1 << 18  # values
