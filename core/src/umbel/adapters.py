@@ -13,9 +13,9 @@ input `adapters` (N, slots * rank) says how much each column counts for it.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -31,6 +31,9 @@ from umbel.state import Mix
 
 # Names (at load: paths), perhaps with scales.
 Wanted = str | os.PathLike[str] | Sequence[str] | Mapping[str, float] | None
+# No factor and no scale that was trained or meant. What overflows would be NaN, and not only in
+# rows that use the adapter: a row that does not counts the same columns zero times.
+LARGEST = 1e6
 
 
 @attrs.frozen(eq=False)
@@ -51,9 +54,8 @@ def read_all(definition: ModelDefinition, given: Wanted) -> dict[Adapter, float]
     for name in names:
         if names.count(name) > 1:
             msg = f"{names.count(name)} adapters would be called {name!r}"
-            raise OptionError(
-                msg, where="adapters", do="rename one, or load it later by a name"
-            )
+            do = "rename one, or load it later by a name"
+            raise OptionError(msg, where="adapters", do=do)
     return made
 
 
@@ -68,9 +70,10 @@ def read(path: str | os.PathLike[str], definition: ModelDefinition) -> Adapter:
         _expect(file, "adapter.type", "lora")
         _expect(file, "general.architecture", definition.architecture.name)
         alpha = file.get("adapter.lora.alpha", float, 0.0)
-        if "adapter.lora.alpha" in file.metadata and not 0 < alpha < math.inf:
+        if "adapter.lora.alpha" in file.metadata and not 0 < alpha <= LARGEST:
             msg = "the adapter's alpha would make it nothing, or nonsense"
-            raise ModelFormatError(msg, where=file.path, expected="above 0", got=alpha)
+            expected = f"above 0, and {LARGEST:g} at most"
+            raise ModelFormatError(msg, where=file.path, expected=expected, got=alpha)
         pairs: dict[str, dict[str, np.ndarray]] = {}
         for name, info in file.tensors.items():
             stem, _, half = name.rpartition(".weight.lora_")
@@ -83,7 +86,11 @@ def read(path: str | os.PathLike[str], definition: ModelDefinition) -> Adapter:
             msg = "the adapter has no tensors"
             raise ModelFormatError(msg, where=file.path)
         factors = {s: _factors(pair, s, shapes[s], alpha, file) for s, pair in pairs.items()}
-        return Adapter(file.path.stem, *_measure(factors))
+    digest = hashlib.sha256()
+    for stem in sorted(factors):
+        digest.update(stem.encode() + b"".join(half.tobytes() for half in factors[stem]))
+    rank = max(len(a) for a, _ in factors.values())
+    return Adapter(file.path.stem, rank, factors, digest.hexdigest()[:32])
 
 
 def _expect(file: gguf.GGUFFile, key: str, expected: str) -> None:
@@ -98,30 +105,19 @@ def _factors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A and B of one layer (out, in), with alpha / rank in B."""
     n_out, n_in = shape
-    a, b = pair.get("a"), pair.get("b")
-    rank = a.shape[0] if a is not None and a.shape else 0
+    a, b = (pair.get(half, np.empty(0, np.float32)) for half in "ab")
+    rank = len(a) if a.shape else 0
     for half, got, expected in (("a", a, (rank, n_in)), ("b", b, (n_out, rank))):
         name = f"{stem}.weight.lora_{half}"
-        if got is None or got.shape != expected or not rank:
-            msg = f"the tensor {name!r} is {'missing' if got is None else 'of another shape'}"
-            shown = None if got is None else list(got.shape)
+        if got.shape != expected or not rank:
+            msg = f"the tensor {name!r} is {'of another shape' if half in pair else 'missing'}"
+            shown = list(got.shape) if half in pair else None
             want = list(expected) if rank else "a rank above 0"
             raise ModelFormatError(msg, where=file.path, expected=want, got=shown)
-        if not np.isfinite(got).all():
-            msg = f"the tensor {name!r} has values that are not finite"
+        if not np.abs(got).max() <= LARGEST:  # or it is NaN
+            msg = f"the tensor {name!r} has values that are not finite, or far too large"
             raise ModelFormatError(msg, where=file.path)
-    assert a is not None
-    assert b is not None
-    return a, b * np.float32(alpha / rank if alpha else 1)
-
-
-def _measure(
-    factors: Mapping[str, tuple[np.ndarray, np.ndarray]],
-) -> tuple[int, Mapping[str, tuple[np.ndarray, np.ndarray]], str]:
-    digest = hashlib.sha256()
-    for stem in sorted(factors):
-        digest.update(stem.encode() + b"".join(half.tobytes() for half in factors[stem]))
-    return max(len(a) for a, _ in factors.values()), factors, digest.hexdigest()[:32]
+    return np.array(a), b * np.float32(alpha / rank if alpha else 1)  # a file can change
 
 
 def linears(definition: ModelDefinition) -> Mapping[str, Shape]:
@@ -149,13 +145,15 @@ def room(
 
 def _scales(wanted: Wanted) -> Mapping[str, float]:
     """Names with their scales, 1 where none is told."""
-    names = [wanted] if isinstance(wanted, str | os.PathLike) else wanted or ()
+    given: Any = () if wanted is None else wanted
+    names = given if isinstance(given, Collection) and not isinstance(given, str) else [given]
     scales = names if isinstance(names, Mapping) else dict.fromkeys(map(str, names), 1.0)
     for name, scale in scales.items():
         number = isinstance(scale, int | float) and not isinstance(scale, bool)
-        if not number or not math.isfinite(scale):
-            msg = f"the scale of the adapter {str(name)!r} is no number"
-            raise OptionError(msg, where="adapters", expected="a finite one", got=scale)
+        if not number or not abs(scale) <= LARGEST:
+            msg = f"the scale of the adapter {str(name)!r} cannot be used"
+            expected = f"a number from -{LARGEST:g} to {LARGEST:g}"
+            raise OptionError(msg, where="adapters", expected=expected, got=f"{scale!r:.80}")
     return scales
 
 
@@ -189,7 +187,7 @@ class Adapters:
 
     def remove(self, name: str) -> None:
         """Frees a slot; sequences that use it fail at their next step."""
-        self.mix(name)
+        self.mix([name])
         self._slots = [None if held and held.name == name else held for held in self._slots]
 
     def mix(self, wanted: Wanted) -> Mix:

@@ -24,9 +24,7 @@ ROLES = 5  # the first tokens are control tokens, whose names differ between fil
 class Proposer(Protocol):
     """Guesses what comes next, on the engine's thread."""
 
-    @property
-    def runners(self) -> Sequence[Runner]:
-        """Those that compute for it: they are cancelled with the model's."""
+    runners: Sequence[Runner]  # that compute for it: they are cancelled with the model's
 
     def propose(self, tokens: list[int], n: int) -> list[int]:
         """`n` tokens that may follow, or fewer, or none."""
@@ -35,7 +33,7 @@ class Proposer(Protocol):
 class Lookup:
     """What followed the last tokens when they stood in the text before."""
 
-    runners = ()
+    runners: Sequence[Runner] = ()
 
     def propose(self, tokens: list[int], n: int) -> list[int]:
         if len(tokens) <= NGRAM:
@@ -57,7 +55,7 @@ class DraftModel:
     """
 
     def __init__(self, runner: Runner, n_vocab: int) -> None:
-        self.runners = (runner,)
+        self.runners: Sequence[Runner] = (runner,)
         self._sequence = Seq()
         self._n_vocab = min(n_vocab, runner.definition.hparams.n_vocab)
 

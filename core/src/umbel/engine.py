@@ -92,13 +92,13 @@ class Engine:
                 self._thread = threading.Thread(target=self._loop, name="umbel", daemon=True)
                 self._thread.start()
 
-    def stop(self) -> None:
-        """Ends all jobs and the thread, and does not wait for it."""
+    def stop(self, then: Callable[[], None] = lambda: None) -> None:
+        """Ends all jobs and the thread, and does not wait for it; its last work is `then`."""
         with self._lock:
             self.closed = True
             if self._current:
                 self._cancel_step()
-            self._posts.put(lambda: None)  # wakes it up
+            self._posts.put(then)  # wakes it up
 
     def close(self) -> None:
         """Ends all jobs and the thread."""
@@ -219,7 +219,7 @@ class Engine:
 
     def _speculate(self, job: Job) -> None:
         """Computes a draft with what is due, and keeps of it what the sampler chooses too."""
-        cache, sequence = self.runner.cache, job.sequence
+        cache, sequence, kept = self.runner.cache, job.sequence, job.sequence.snapshots
         due = job.tokens[len(sequence) :]
         ids = self.runner.piece(due + self._guess(job, len(due)), len(job.sequence))
         draft = ids[len(due) :]
@@ -235,6 +235,8 @@ class Engine:
             if job.ended or job.tokens[-1] != guess:
                 break
         cache.rewind(sequence, len(job.tokens) - 1)
+        # The draft's own snapshot would push out those that users go back to.
+        cache.remember(sequence, [s for s in sequence.snapshots if s in kept])
         if draft:  # about as much as was right last time
             job.draft_next = max(3, 2 * (job.accepted - accepted) + 1)
 
@@ -276,9 +278,9 @@ class Engine:
 
     def _make_room(self, job: Job) -> None:
         """Shifts a context that is full."""
-        dropped = self.runner.shift(job.sequence, job.keep)
-        del job.tokens[job.keep : job.keep + dropped]
-        job.dropped += dropped
+        gone = slice(job.keep, job.keep + self.runner.shift(job.sequence, job.keep))
+        job.shifts.append((job.sampled, job.tokens[gone]))
+        del job.tokens[gone]
 
     def _finish(self, job: Job, reason: str, error: Exception | None = None) -> None:
         if job.ended:
@@ -304,7 +306,10 @@ class Engine:
     def _take_back(self, job: Job, wanted: int) -> None:
         """Ends the job, and drops what was sampled beyond `wanted`: nobody has read it."""
         self._finish(job, "cancelled")
-        left = max(0, len(job.tokens) - (job.sampled - wanted))
+        while job.shifts and job.shifts[-1][0] > wanted:  # it was for tokens that nobody read
+            self.runner.cache.rewind(job.sequence, job.keep)
+            job.tokens[job.keep : job.keep] = job.shifts.pop()[1]
+        left = len(job.tokens) - (job.sampled - wanted)
         del job.tokens[left:]
         self.runner.cache.rewind(job.sequence, left)
 

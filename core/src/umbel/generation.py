@@ -98,7 +98,8 @@ class Job:
     transient: bool = False  # the sequence goes when the job has ended
     owner: object = None  # of the sequence: is not collected before the job
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
-    dropped: int = 0  # tokens, when the context was full
+    # (sampled until then, tokens that were dropped) each time that the context was full
+    shifts: list[tuple[int, list[int]]] = attrs.field(factory=list)
     sampled: int = 0
     drafted: int = 0
     accepted: int = 0  # of those drafted
@@ -187,5 +188,6 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
         return event.text
 
     def _settle(self, reason: str) -> None:
-        self.finish_reason, self.dropped = reason, self._job.dropped
+        self.finish_reason = reason
+        self.dropped = sum(len(tokens) for _, tokens in self._job.shifts)
         self.drafted, self.accepted = self._job.drafted, self._job.accepted

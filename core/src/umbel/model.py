@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import attrs
@@ -200,20 +200,23 @@ class Model(AbstractContextManager["Model"]):
     def load_adapter(self, path: str | os.PathLike[str], name: str | None = None) -> str:
         """Puts an adapter into a free slot, or in the place of the one with its name.
 
-        Gives its name: the file's, unless one is told. Nobody uses it who does not ask for it.
+        Gives its name: the file's, unless one is told. Only who asks for the name uses it; if
+        it has the name of one given to `load`, that is who does not say otherwise.
         """
         adapter = read(path, self.runner.definition)
-        adapter = attrs.evolve(adapter, name=name or adapter.name)
+        adapter = attrs.evolve(adapter, name=str(name or adapter.name))
         self.engine.call(lambda: self.runner.adapters.put(adapter))
         return adapter.name
 
     def unload_adapter(self, name: str) -> None:
         """Frees the slot of an adapter; sessions that use it fail at their next step."""
+        # First of all nobody asks for it unknowingly any more; others may be looking now.
+        self.default_adapters = {k: v for k, v in self.default_adapters.items() if k != name}
         self.engine.call(lambda: self.runner.adapters.remove(name))
-        self.default_adapters.pop(name, None)
 
     def mix(self, adapters: Wanted) -> Mix:
         """These adapters as sequences keep them; None: those that everybody uses."""
+        self.engine.post(lambda: None)  # is refused when the model is closed
         wanted = self.default_adapters if adapters is None else adapters
         return self.runner.adapters.mix(wanted)
 
@@ -300,9 +303,9 @@ class Model(AbstractContextManager["Model"]):
         Of a decoder, the states that its output head reads: they have gone through the last
         norm.
         """
-        texts = self._texts([prompt])
-        (states,) = embedding.hidden(self.engine, texts, self.mix(adapters))
-        return states[1]
+        texts, mix = self._texts([prompt]), self.mix(adapters)
+        ((_, states),) = embedding.hidden(self.engine, texts, mix)
+        return states
 
     def embed(
         self,
@@ -322,7 +325,7 @@ class Model(AbstractContextManager["Model"]):
         A text that does not fit is a `ContextFullError`: nothing is cut.
         """
         how = embedding.pooling(self.runner, pooling)
-        given = [texts] if isinstance(texts, str | bytes) else texts
+        given = [texts] if isinstance(texts, str | bytes | float | int | None) else texts
         vectors = embedding.embed(self.engine, self._texts(given), how, self.mix(adapters))
         return embedding.normalised(vectors) if normalize else vectors
 
@@ -348,32 +351,32 @@ class Model(AbstractContextManager["Model"]):
         if self.runner.encodes:
             msg = f"{self.runner.definition.architecture.name} is an encoder: it writes no text"
             raise OptionError(msg, where=self.file.path, do="use `Model.embed`")
-        self.engine.post(lambda: None)  # is refused when the model is closed
         return Session(self, self.mix(adapters))
 
     def restore(self, path: str | os.PathLike[str], adapters: Wanted = None) -> Session:
         """The session that `Session.save` wrote; refused when it is another model's, or was
         computed with other adapters."""
         session, runner = self.open(adapters), self.runner
-        mix = session._sequence.adapters
-        n_vocab = self.tokenizer.n_vocab
-        session._sequence = self.engine.call(
-            lambda: store.load(
-                path, runner.cache, runner.states, self.fingerprint, n_vocab, mix
-            )
-        )
+        mix, name = session._sequence.adapters, self.fingerprint
+        given = (runner.cache, runner.states, name, self.tokenizer.n_vocab, mix)
+        session._sequence = self.engine.call(lambda: store.load(path, *given))
         session._tokens = list(session._sequence.tokens)
         return session
 
     def close(self) -> None:
         """Stops everything that runs on the model and gives its memory back."""
         self.engine.close()
-        for runner in self.engine.runners:
-            runner.close()
-            runner.definition.file.close()
+        _free(self.engine.runners)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        self.engine.stop()  # its thread would keep everything
+        # Its thread would keep everything, and devices what they compiled, with the weights.
+        self.engine.stop(partial(_free, self.engine.runners))
+
+
+def _free(runners: Sequence[Runner]) -> None:
+    for runner in runners:
+        runner.close()
+        runner.definition.file.close()

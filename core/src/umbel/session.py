@@ -116,16 +116,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         **settings: Any,
     ) -> Generation:
         """Continues the session after `prompt`; the settings are those of `Model.generate`."""
-        runner = self._engine.runner
+        engine, runner = self._engine, self._engine.runner
         ctx, n_vocab = runner.settings.ctx, runner.definition.hparams.n_vocab
         limit = UNLIMITED if max_tokens is None else number("max_tokens", max_tokens, 0)
         # Less than four tokens to drop would be shifting all the time.
         kept = -1 if keep is None else number("keep", keep, 0, ctx - 5)
         alternatives = -1 if logprobs is None else number("logprobs", logprobs, 0, n_vocab)
-        drafts = (
-            self._engine.draft_max if draft_max is None else number("draft_max", draft_max, 0)
-        )
-        if drafts and self._engine.draft is None:
+        drafts = engine.draft_max if draft_max is None else number("draft_max", draft_max, 0)
+        if drafts and engine.draft is None:
             msg, do = "the model has no drafts", 'load it with draft="lookup" or a draft model'
             raise OptionError(msg, where="draft_max", got=draft_max, do=do)
         chosen = _sampling(sampling, settings)
@@ -153,7 +151,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             transient=self._transient,
             owner=self,
         )
-        generation = Generation(self._engine, job)
+        generation = Generation(engine, job)
         self._generation = weakref.ref(generation)
         return generation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from umbel import adapters
-from umbel.errors import ModelFormatError, OptionError
+from umbel.errors import ModelFormatError, OptionError, UmbelError
 
 LORA = Path(__file__).parents[1] / "data" / "oracles" / "llama-lora.gguf"
 KEYS = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
@@ -183,6 +183,10 @@ def test_scale_zero_is_the_model_to_the_bit(load, oracle):
         (["llama-lora", "7"], "no such adapter"),
         ({"llama-lora": float("nan")}, "scale"),
         ({"llama-lora": float("inf")}, "scale"),
+        ({"llama-lora": 1e39}, "scale"),
+        ({"llama-lora": 10**400}, "scale"),
+        (5, "no such adapter"),
+        (False, "no such adapter"),
         ({"llama-lora": True}, "scale"),
         ({"llama-lora": "1"}, "scale"),
     ],
@@ -275,6 +279,37 @@ def test_unloaded_while_it_is_used(load):
         model.unload_adapter("llama-lora")
 
 
+def test_nobody_asks_for_what_is_just_being_unloaded(load, monkeypatch):
+    """Another thread's request that names no adapter is served before, meanwhile and after."""
+    model = load("llama", adapters=LORA)
+    held, remove, mixes = model.runner.adapters, model.runner.adapters.remove, []
+
+    def slowly(name):
+        mixes.append(model.mix(None))
+        remove(name)
+        mixes.append(model.mix(None))
+
+    monkeypatch.setattr(held, "remove", slowly)
+    model.unload_adapter("llama-lora")
+    assert [(), ()] == mixes
+    for name in ("llama-lora", [], 5):
+        with pytest.raises(OptionError, match="no such adapter"):
+            model.unload_adapter(name)
+
+
+def test_a_file_that_changes_later(load, lora, tmp_path):
+    """What was loaded stays what it was, also when another one is put beside it."""
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(LORA.read_bytes())
+    model = load("llama", adapters=path, adapter_slots=2)
+    before = greedy(model)
+    with path.open("r+b") as file:  # in place, as many tools write
+        file.seek(-20_000, 2)
+        file.write(bytes(20_000))
+    model.load_adapter(lora("llama", {"blk.1.ffn_up": (176, 64)}, name="b"))
+    assert before == greedy(model) != greedy(model, adapters={})
+
+
 def test_requests_side_by_side(load, lora):
     """Adapters of concurrent requests change nobody else's text."""
     model = load("llama", adapters=LORA, adapter_slots=2, adapter_rank=4, parallel=4)
@@ -344,6 +379,7 @@ A, B = "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"
         ({}, {B: None}, f"{B}.*missing"),
         ({}, {A: None}, f"{A}.*missing"),
         ({}, {A: np.full((4, 64), np.nan, np.float32)}, f"{A}.*not finite"),
+        ({}, {B: np.full((64, 4), -3e38, np.float32)}, f"{B}.*far too large"),
         ({}, {A: None, B: None}, "no tensors"),
         ({}, {"rope_freqs.weight": np.ones(8, np.float32)}, "rope_freqs.weight"),
         ({}, {"blk.0.attn_q.weight": np.ones((64, 64), np.float32)}, "blk.0.attn_q.weight"),
@@ -355,6 +391,7 @@ A, B = "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"
         ({"adapter.type": "control"}, {}, "adapter.type 'lora'.*control"),
         ({"adapter.lora.alpha": 0.0}, {}, "alpha"),
         ({"adapter.lora.alpha": float("nan")}, {}, "alpha"),
+        ({"adapter.lora.alpha": 3e38}, {}, "alpha"),
         ({"adapter.lora.alpha": "8"}, {}, "alpha"),
     ],
 )
@@ -395,6 +432,21 @@ def test_more_than_there_is_room_for(load, lora):
         with pytest.raises(OptionError, match=r"(?s)does not fit.*attn_q"):
             model.load_adapter(path, "q")
     assert model.adapters == ["q"]
+
+
+def test_a_model_that_is_closed(load):
+    """It says so, and not that its adapters are unknown."""
+    model = load("llama", adapters=LORA, parallel=2)
+    session = model.open()
+    model.close()
+    for ask in (
+        lambda: model.hidden([1]),
+        lambda: model.embed([[1]]),
+        lambda: session.use({"llama-lora": 2}),
+        lambda: model.generate("a", adapters="llama-lora"),
+    ):
+        with pytest.raises(UmbelError, match="the model is closed"):
+            ask()
 
 
 def test_bad_settings(load, tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from pathlib import Path
 
 import pytest
+import umbel
+from umbel import host
 from umbel.errors import ModelFormatError, OptionError, UmbelError
 
 ORACLES = Path(__file__).parents[1] / "data" / "oracles"
@@ -118,6 +122,19 @@ def test_a_session_goes_on_after_what_was_read(shared, name, n):
         )
 
 
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])
+def test_the_snapshot_of_the_prompt_stays(load, name):
+    """Many drafts later a session still goes back to it, as it would without."""
+    model = load(name, draft=path(name), draft_max=3)
+    with model.open() as session:
+        session.feed(PROMPT)
+        answer = session.generate([5], max_tokens=60, temperature=0)
+        answer.read()
+        assert answer.drafted > 20
+        assert len(PROMPT) + 1 == session.resume([*PROMPT, 5, 9])
+        assert len(PROMPT) == session.resume([*PROMPT, 6])
+
+
 @pytest.mark.parametrize("draft", ["lookup", path("stories260K")])
 def test_stop_texts_and_shifts(load, draft):
     """A stop text in the middle of a run, and a context that is too short."""
@@ -128,6 +145,35 @@ def test_stop_texts_and_shifts(load, draft):
     assert plain.dropped == drafts.dropped > 0
     plain, drafts = both(model, "Once upon a time", **settings, stop=["girl na"])
     assert (plain.text, "girl na") == (drafts.text, drafts.stop_string)
+
+
+@pytest.mark.parametrize("draft", ["lookup", path("llama")])
+@pytest.mark.parametrize("adapters", [None, {}, {"llama-lora": -0.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv": "q8_0", "ubatch": 3},
+        {"regex": "(yes|no|maybe)( (yes|no|maybe))*", "stop": ["o y"]},
+        {"json_schema": True, "temperature": 1.0, "seed": 3, "logprobs": 1},
+        {"grammar": 'root ::= ("ab" | "cd"){2,40}', "keep": 3},
+    ],
+)
+def test_with_adapters_and_constraints(load, draft, adapters, settings):
+    """The same text, whatever else is asked for at the same time."""
+    given = {"temperature": 0, "max_tokens": 50} | settings
+    held = {name: given.pop(name) for name in ("kv", "ubatch") if name in given}
+    model = load("llama", ctx=48, draft=draft, adapters=path("llama-lora"), **held)
+    plain, drafts = both(model, adapters=adapters, **given)
+    assert (plain.tokens, plain.text, plain.dropped) == (
+        drafts.tokens,
+        drafts.text,
+        drafts.dropped,
+    )
+    assert (plain.finish_reason, plain.stop_string) == (
+        drafts.finish_reason,
+        drafts.stop_string,
+    )
+    assert len(plain.logprobs) == len(drafts.logprobs)
 
 
 @pytest.mark.parametrize("buckets", [(1, 4, 16), (3, 8), (1,), (1, 32)])
@@ -198,3 +244,18 @@ def test_closing_closes_the_draft_model(load):
     model.close()
     with pytest.raises(UmbelError, match="closed"):
         runner.definition.file.array("token_embd.weight")
+
+
+def test_a_model_that_is_lost_is_as_good_as_closed(load):
+    """The device forgets what it compiled for it and for its draft: it holds the weights."""
+    load("llama")  # opens the device
+    programs = host._open["host:0"].programs
+    before = set(programs)
+    model = umbel.load(path("llama"), "host", ctx=128, draft=path("llama"))
+    model.generate(PROMPT, max_tokens=9, temperature=0).read()
+    assert set(programs) - before
+    until = time.monotonic() + 10
+    del model
+    while set(programs) - before:
+        assert time.monotonic() < until
+        gc.collect()

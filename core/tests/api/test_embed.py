@@ -232,3 +232,6 @@ def test_what_is_no_text(shared, text, error):
     """V10: no tokens, no list, no tokens of the model."""
     with pytest.raises(error):
         shared("bert").embed(["I", text])
+    for alone in (5, 1.5, None):
+        with pytest.raises(OptionError, match="nothing to encode"):
+            shared("bert").embed(alone)

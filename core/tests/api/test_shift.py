@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from umbel.errors import OptionError
@@ -35,6 +37,30 @@ def test_an_answer_that_is_stopped_tells_what_was_dropped(load):
         next(generation)
     generation.close()
     assert ("cancelled", True) == (generation.finish_reason, generation.dropped >= 10 + 60 - 32)
+
+
+@pytest.mark.parametrize("n", [2, 5, 40])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "mamba", "lfm2"])
+def test_shifts_that_came_before_the_reader_did(shared, name, n):
+    """A session goes on after what was read: what made room for tokens beyond is undone."""
+    model = shared(name, ctx=32)
+    settings = SETTINGS | {"max_tokens": 90, "keep": 4}
+    with model.open() as session:
+        generation = session.generate(IDS, **settings)
+        while len(generation.tokens) < n:
+            next(generation)
+        model.engine.call(lambda: None)
+        while not generation._job.ended:  # far ahead of the reader
+            time.sleep(0.001)
+        generation.close()
+        read = [*IDS, *generation.tokens]
+        assert read[: 4 * (n > 20)] == session.tokens[: 4 * (n > 20)]
+        assert len(read) - generation.dropped == len(session) <= 33
+        if len(read) <= 32:
+            assert read == session.tokens
+            assert np.abs(model.logits(read)[-1] - session.feed()).max() < 1e-4
+        else:
+            assert read[generation.dropped + 4 :] == session.tokens[4:]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mamba", "mamba2", "lfm2"])

@@ -119,3 +119,12 @@ def test_drafts_of_a_text_of_ones_own(umbel, story, tmp_path):
     ]
     refused = umbel("bench", story, *words)
     assert (2, True) == (refused.code, "where: --text" in refused.err)
+
+
+def test_drafts_of_a_text_that_leaves_little_room(umbel, story, tmp_path):
+    """The test is called by what is written; a text with room for one token has no speed."""
+    file, words = tmp_path / "text", ("-p", "0", "-r", "1", "--text", str(tmp_path / "text"))
+    for length, wanted in ((1775, "tg3 text"), (1790, "the text does not fit")):
+        file.write_text(("Once upon a time there was a little girl. " * 50)[:length])
+        done = umbel("bench", story, *words, "--draft", "lookup")
+        assert wanted in " ".join((done.out + done.err).split())

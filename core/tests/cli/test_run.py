@@ -266,13 +266,13 @@ def test_adapter(umbel, oracles, lora):
 
 
 def test_adapter_that_cannot_be_used(umbel, story, lora, tmp_path):
-    """A file for another model, none at all, a scale that is no number."""
+    """A file for another model, none at all, a scale that is cannot be used."""
     named = tmp_path / "a=b.gguf"
     shutil.copy(lora, named)
     for given, what in (
         (lora, "ffn_down"),
         (str(named), "ffn_down"),
-        (f"{lora}=nan", "no number"),
+        (f"{lora}=nan", "cannot be used"),
         (f"{lora}=half", "no such file"),
         (story, "no LoRA adapter"),
     ):

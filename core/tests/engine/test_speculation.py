@@ -132,7 +132,7 @@ def test_a_full_context_is_shifted(start, new_job, finish):
     assert list(range(3, 18)) == ids(events)
     assert "length" == done.reason
     assert 0 < job.accepted
-    assert job.dropped
+    assert job.shifts
     assert [0, 1] == job.sequence.tokens[:2]
     assert [*job.sequence.tokens, 17] == job.tokens
 

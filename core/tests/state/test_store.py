@@ -50,7 +50,9 @@ def test_an_empty_sequence(load, ids, tmp_path, name):
     """Nothing is saved and loaded as nothing."""
     runner = load(name)
     save(tmp_path / "s", Sequence(), runner.states, "model")
+    before = counts(runner)
     loaded = read(tmp_path / "s", runner.cache, runner.states, "model")
+    assert before == counts(runner)  # closing a session without tokens gives nothing back
     fresh = Sequence()
     expected = runner.forward(fresh, ids(name)[:4])
     assert expected.tolist() == runner.forward(loaded, ids(name)[:4]).tolist()

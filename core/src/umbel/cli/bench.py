@@ -126,14 +126,17 @@ def _measure_draft(
     from statistics import fmean, median, stdev
 
     common.say_progress(f"{name} with drafts on {model.devices[0]}")
+    ids = model.tokenizer.encode(text, eos=False)
+    n = min(args.n, model.ctx - len(ids) - 1)  # after the first one, which costs the prompt
+    model.runner.check_room(len(ids) + max(n, 1) + 1, where=f"the text {name!r}")
     plain, drafts = [], []
     for _ in range(args.r + 1):
-        plain.append(_continue(model, text, args.n, draft_max=0))
-        drafts.append(_continue(model, text, args.n))
+        plain.append(_continue(model, ids, n, draft_max=0))
+        drafts.append(_continue(model, ids, n))
     ratios = [d[0] / p[0] for p, d in zip(plain[1:], drafts[1:], strict=True)]
     for end, runs in (("", plain), (" drafts", drafts)):
         rates = [rate for rate, _, _ in runs[1:]]
-        row = {**_facts(model, args), "test": f"tg{args.n} {name}{end}", "sequences": 1}
+        row = {**_facts(model, args), "test": f"tg{n} {name}{end}", "sequences": 1}
         row |= {"tps": fmean(rates), "stddev": stdev(rates) if len(rates) > 1 else 0.0}
         if end:
             _, accepted, drafted = runs[-1]
@@ -141,11 +144,13 @@ def _measure_draft(
         yield row
 
 
-def _continue(model: umbel.Model, text: str, n: int, **more: int) -> tuple[float, int, int]:
+def _continue(
+    model: umbel.Model, ids: list[int], n: int, **more: int
+) -> tuple[float, int, int]:
     """Tokens per second after the first one, and how many of those drafted were accepted."""
     onwards = dict.fromkeys(model.tokenizer.vocab.ends, float("-inf"))
     given: dict[str, Any] = {"max_tokens": n + 1, "temperature": 0, "logit_bias": onwards}
-    answer = model.generate(text, **given | more)
+    answer = model.generate(ids, **given | more)
     answer.read()
     rate = (len(answer.tokens) - 1) / max(answer.decode_seconds, 1e-9)
     return rate, answer.accepted, answer.drafted

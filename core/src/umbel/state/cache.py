@@ -181,7 +181,7 @@ class Cache:
         self.slots.keep(slot)
         self._ages[slot] = 1 + max(self._ages.values(), default=0)
         self._owners.add(sequence)
-        self._remember(sequence, [*sequence.snapshots, (here, slot)][-SNAPSHOTS:])
+        self.remember(sequence, [*sequence.snapshots, (here, slot)][-SNAPSHOTS:])
 
     def rewind(self, sequence: Sequence, n: int) -> int:
         """Forgets the tokens from `n` on, and more where there is no state; says what is left.
@@ -216,10 +216,10 @@ class Cache:
 
     def _forget(self, sequence: Sequence, n: int) -> None:
         """Drops what belongs to the tokens from `n` on, but the current recurrent state."""
-        self._remember(sequence, [s for s in sequence.snapshots if s[0] <= n])
+        self.remember(sequence, [s for s in sequence.snapshots if s[0] <= n])
         self.drop_span(sequence, n, len(sequence))
 
-    def _remember(self, sequence: Sequence, snapshots: list[tuple[int, int]]) -> None:
+    def remember(self, sequence: Sequence, snapshots: list[tuple[int, int]]) -> None:
         """These are its snapshots from now on; others that it had are dropped."""
         self.slots.drop([slot for n, slot in sequence.snapshots if (n, slot) not in snapshots])
         sequence.snapshots = snapshots
@@ -233,4 +233,4 @@ class Cache:
     def _drop_oldest_snapshot(self) -> None:
         for oldest in self._spare()[:1]:
             for owner in self._owners:
-                self._remember(owner, [s for s in owner.snapshots if s[1] != oldest])
+                self.remember(owner, [s for s in owner.snapshots if s[1] != oldest])

@@ -84,6 +84,8 @@ def load(
             msg = f"the saved sequence is of another {what}"
             raise OptionError(msg, where=path, expected=expected, got=header.get(what))
     sequence = Sequence(shifts=shifts, adapters=adapters)
+    if not tokens:  # and so no places
+        return sequence
     cache.commit(sequence, tokens, cache.begin(sequence, len(tokens)))
     try:
         for name in _own(states):
