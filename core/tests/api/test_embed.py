@@ -13,6 +13,7 @@ from umbel.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
+from umbel.plan import Plan
 
 BY_HAND = {"mean": lambda h: h.mean(axis=0), "cls": lambda h: h[0], "last": lambda h: h[-1]}
 DECODERS = ("llama", "qwen3", "gpt2", "mamba", "mamba2", "gemma3", "olmo2", "granite", "lfm2")
@@ -170,7 +171,7 @@ def test_nothing_is_left_behind(load, monkeypatch):
     free = cells.free
     model.embed([[5] * 100, [6] * 100])
     assert free == cells.free
-    monkeypatch.setattr(model.runner, "_run", _cancelled(model.runner._run, after=2))
+    monkeypatch.setattr(Plan, "run", _cancelled(Plan.run, after=2))
     with pytest.raises(CancelledError):
         model.embed([[5] * 100])
     assert free == cells.free
