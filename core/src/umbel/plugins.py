@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -83,7 +83,11 @@ class Plugins:
         self.load()
         with self._lock:
             if self._devices is None:
-                found = [d for b in list(self.backends.values()) for d in self._devices_of(b)]
+                answers = (
+                    self.in_time(backend, "devices", TIME_LIMIT) or ()
+                    for backend in list(self.backends.values())
+                )
+                found = [device for devices in answers for device in devices]
                 self._devices = sorted(found, key=lambda d: (-d.priority, d.backend, d.index))
             return list(self._devices)
 
@@ -192,22 +196,21 @@ class Plugins:
             self.record(backend.source, call_text(hook, args), error)
             return None
 
-    def _devices_of(self, backend: Backend) -> Sequence[Device]:
-        """What the backend tells in time: in a thread, as its answer may never come."""
+    def in_time(self, backend: Backend, hook: str, limit: float) -> Any:
+        """What a hook answers in so many seconds, or None: in a thread, as it may never do."""
         answers: list[Any] = []
 
         def ask() -> None:
-            answers.append(self._answer(backend, "devices"))
+            answers.append(self._answer(backend, hook))
 
         thread = threading.Thread(target=ask, daemon=True)
         with redirect_stdout(sys.stderr):
             thread.start()
-            thread.join(TIME_LIMIT)
+            thread.join(limit)
         if not answers:
-            error = PluginError(f"no answer within {TIME_LIMIT:g} s")
-            self.record(backend.source, "devices()", error)
-            return ()
-        return answers[0] or ()
+            error = PluginError(f"no answer within {limit:g} s")
+            self.record(backend.source, f"{hook}()", error)
+        return answers[0] if answers else None
 
     def option_values(self, backend: str, given: Mapping[str, object]) -> dict[str, object]:
         """What `open` gets: every option that the backend declares, as given or by default.

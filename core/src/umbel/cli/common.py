@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 import umbel
 from umbel.errors import OptionError
 
+KV: dict[str, Any] = {"default": "auto", "choices": ("auto", "f32", "f16", "q8_0")}
+KV["help"] = "KV cache; auto: as its device computes"
 MODEL = "a GGUF file, a name on the hub (owner/repo:FILE.gguf), or demo"
 
 log = logging.getLogger("umbel")
@@ -96,8 +98,7 @@ def add_load(
         named: dict[str, Any] = {"dest": "adapters", "type": scaled_file, "default": []}
         named |= {"metavar": "FILE[=SCALE]", "action": "append"}
         add("--adapter", help="a LoRA adapter for the model; repeatable", **named)
-    kinds = ("auto", "f32", "f16", "q8_0")
-    add("--kv", default="auto", choices=kinds, help="KV cache; auto: as its device computes")
+    add("--kv", **KV)
     add("--ubatch", type=int, default=512, metavar="N", help="tokens of a prefill step (512)")
     text = "of a backend; `umbel plugins` lists them"
     add("--option", "-O", action="append", default=[], metavar="BACKEND.NAME=VALUE", help=text)

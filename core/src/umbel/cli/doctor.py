@@ -11,7 +11,7 @@ def add(parser: common.Parser) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a GGUF file that is here, or demo")
     add("--ctx", type=int, metavar="N", help="is there memory for N tokens? (up to 4096)")
-    add("--kv", default="f32", choices=("f32", "f16", "q8_0"), help="dtype of the KV cache")
+    add("--kv", **common.KV)
     add("--device", default="auto", metavar="D[,D]", help="what is to run it (auto)")
     add("--json", action="store_true", help="write JSON")
 

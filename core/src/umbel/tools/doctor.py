@@ -5,10 +5,7 @@ No check can take the others down: one that fails or hangs becomes a finding.
 
 import os
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from importlib import metadata
 from math import prod
 from pathlib import Path
@@ -16,8 +13,8 @@ from typing import Any
 
 import umbel
 from umbel import host, plugins
-from umbel.backend import Backend, one_line
-from umbel.errors import OptionError, PluginError, UmbelError
+from umbel.backend import one_line
+from umbel.errors import OptionError, UmbelError
 from umbel.gguf.types import F32
 from umbel.hookspecs import Device, Finding
 from umbel.locate import find_model
@@ -33,7 +30,7 @@ def examine(
     *,
     device: str = plugins.AUTO,
     ctx: int | None = None,
-    kv: str = "f32",
+    kv: str = "auto",
 ) -> list[Row]:
     """All findings. With a model: can it be opened, and is there room for that context?
 
@@ -93,7 +90,10 @@ def _plugins() -> Iterator[Row]:
     if limit is not None:
         yield "plugins", Finding("note", f"{plugins.VARIABLE}={limit!r} leaves the others out")
     found.load()
-    told = {backend.source: _ask(backend) for backend in list(found.backends.values())}
+    told = {
+        backend.source: found.in_time(backend, "doctor", TIME_LIMIT) or []
+        for backend in list(found.backends.values())
+    }
     for source, reason, devices in found.describe():
         topic = f"plugin {source.name}"
         if reason:
@@ -103,27 +103,6 @@ def _plugins() -> Iterator[Row]:
             yield topic, Finding("ok", f"{source}: {', '.join(devices) or 'no device'}")
         for finding in told.get(source, ()):
             yield topic, finding
-
-
-def _ask(backend: Backend) -> list[Finding]:
-    """What the plugin's `doctor` says in time: in a thread, as it may never answer."""
-    answers: list[list[Finding]] = []
-
-    def ask() -> None:
-        try:
-            answers.append(list(backend.doctor()))
-        except UmbelError as error:
-            plugins.get().record(backend.source, "doctor()", error)
-            answers.append([])
-
-    thread = threading.Thread(target=ask, daemon=True)
-    with redirect_stdout(sys.stderr):
-        thread.start()
-        thread.join(TIME_LIMIT)
-    if not answers:
-        error = PluginError(f"no answer within {TIME_LIMIT:g} s")
-        plugins.get().record(backend.source, "doctor()", error)
-    return answers[0] if answers else []
 
 
 def _devices(names: str) -> Iterator[Finding]:
