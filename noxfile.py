@@ -180,7 +180,9 @@ def convert(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """The host backend beside `transformers` in float32 on the same model and threads."""
-    session.install("./core", "torch==2.13.0", "transformers>=5", "accelerate")
+    """The host backend beside `transformers` in float32 on the same model and threads; and
+    with a constraint beside itself without."""
+    session.install("./core[grammar]", "torch==2.13.0", "transformers>=5", "accelerate")
     session.install(*DEMO)
     session.run("python", "tests/bench/beside_transformers.py", *session.posargs)
+    session.run("python", "tests/bench/constrained.py")
