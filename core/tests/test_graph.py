@@ -117,6 +117,13 @@ def test_unknown_operation(build):
         build.softmax(leaf(build))
 
 
+@pytest.mark.parametrize("attributes", [{}, {"s": 2.0, "slope": 1.0}], ids=["none", "odd"])
+def test_wrong_attributes(build, attributes):
+    """One that is missing, or unknown: the error names the operation and the attribute."""
+    with pytest.raises(GraphError, match=r"^scale: (.|\n)*'(s|slope)'"):
+        build.scale(leaf(build), **attributes)
+
+
 def test_graph_holds_what_is_needed(build):
     """Nodes that no output needs are left out; the order is that of building."""
     x, y = leaf(build), leaf(build, "y")

@@ -104,6 +104,11 @@ def test_what_is_said():
     """Where, what and what was expected."""
     told = fault("add", "f32", ONE.reshape(1, 3), changed(_2=np.nan).reshape(1, 3))
     assert told == "nan at [0, 2], expected 4.0"
+    told = fault("add", "f32", ONE.reshape(3, 1), changed(_1=5.0).reshape(3, 1)) or ""
+    assert told.startswith("NMSE ")
+    assert told.endswith(
+        f"at most 1e-07 is allowed; the largest difference is 5.0 at [1, 0], expected {ONE[1]}"
+    )
     assert fault("add", "f32", ONE, ONE[:2]) == "shape [2], expected [3]"
     assert edge_fault("f32", ONE, ONE[:2]) == "shape [2], expected [3]"
     assert edge_fault("f16", ONE, changed(_0=1.5)) == "1.5 at [0], expected 1.0"

@@ -83,7 +83,9 @@ def test_a_little_off(host):
         return wrong(host, mischief)
 
     assert said(off(1e-4), ADD) == ""
-    assert said(off(1e-3), ADD) == "NMSE 1e-06, at most 1e-07 is allowed"
+    assert said(off(1e-3), ADD).startswith(
+        "NMSE 1e-06, at most 1e-07 is allowed; the largest difference is "
+    )
 
 
 def test_not_written(host):

@@ -81,6 +81,62 @@ def ops():
 
     return [Operation("twice", infer, lambda x: 2 * x, pieces)]
 """
+# The host without two operations, one of which has its pieces; or without any.
+PARTIAL = """
+from umbel import host
+from umbel.hookspecs import Device, DeviceInfo, hookimpl
+
+UMBEL_API = 1
+lacking = ()
+
+
+@hookimpl
+def devices():
+    return [Device(f"{BACKEND}:0", "the host, in part", priority=1, simulated=True)]
+
+
+@hookimpl
+def op_supported(device, node):
+    if not lacking or node.op.name in lacking:
+        return f"no {node.op.name}"
+
+
+open, close, buffer_type, forget = host.open, host.close, host.buffer_type, host.forget
+graph_compute = host.graph_compute
+"""
+# The host, whose products are sums, and which fails in whole models.
+FAILING = """
+import numpy as np
+from umbel import host
+from umbel.errors import DeviceError
+from umbel.hookspecs import Device, hookimpl
+
+UMBEL_API = 1
+
+
+@hookimpl
+def devices():
+    return [Device("failing:0", "the host, which fails", priority=1, simulated=True)]
+
+
+@hookimpl
+def op_supported(device, node):
+    return None
+
+
+@hookimpl
+def graph_compute(device, graph):
+    host.graph_compute(device, graph)
+    if len(graph.nodes) > 20:
+        raise DeviceError("the queue broke")
+    for node in graph.nodes:
+        if node.op.name == "mul":
+            slot = graph.slots[node.storage]
+            slot.buffer.map("rw")[slot.offset :][: node.nbytes].view(np.float32)[...] += 1
+
+
+open, close, buffer_type, forget = host.open, host.close, host.buffer_type, host.forget
+"""
 CHANGED = ("sqr", "sqrt", "neg", "tanh", "exp", "set_rows", "relu")
 
 
@@ -153,3 +209,82 @@ def test_the_decompositions_of_others(install, suite):
         "test_operation": "PASSED",
         "test_composite": "FAILED",
     }
+
+
+def test_a_failure_is_one_line(suite, install):
+    """The case, the error and its limit, the largest difference and where; in the summary too,
+    and nothing of the kit's own code."""
+    ran = suite(
+        *("--umbel-device", "failing", "-k", "test_operation and mul and not mul_mat"),
+        path=install("failing", FAILING),
+    )
+    told = re.findall(
+        r"^NMSE [\d.e+-]+, at most 1e-07 is allowed; the largest difference is "
+        r"[\d.-]+ at \[[\d, ]+\], expected [\d.-]+ \(mul 3x5.*\)$",
+        ran.stdout,
+        re.MULTILINE,
+    )
+    assert told
+    assert len(re.findall(r"^FAILED .*\[mul 3x5.* - (Failed: )?NMSE ", ran.stdout, re.M)) > 0
+    assert "def test_operation" not in ran.stdout
+    assert "assert" not in ran.stdout
+
+
+def test_a_failing_model(suite, install):
+    """It is told how to find the node, in words that are true of pytest."""
+    ran = suite(
+        *("--umbel-device", "failing", "-k", "test_decode and llama"),
+        path=install("failing", FAILING),
+    )
+    assert "the queue broke" in ran.stdout
+    assert "--check" not in ran.stdout.partition("short test summary")[0].rpartition("E  ")[2]
+    found = re.search(r"do: `(umbel compare \S*llama-f32.gguf --device failing)`", ran.stdout)
+    assert found
+
+
+def test_what_runs_in_pieces(suite, install):
+    """It is told apart from what does not run at all, with the piece that is missing."""
+    source = PARTIAL.replace("{BACKEND}", "partial").replace(
+        "lacking = ()", 'lacking = ("silu", "softplus", "log", "exp")'
+    )
+    ran = suite(
+        *(
+            "--umbel-device",
+            "partial",
+            "-k",
+            "test_operation and (silu or softplus or sigmoid)",
+        ),
+        path=install("partial", source),
+    )
+    assert ran.returncode == 0, ran.stdout
+    _, _, told = ran.stdout.partition("in another form: tests, form, reason")
+    formed, _, refused = told.partition("not supported: tests, reason")
+    assert re.search(r"^ +\d+ decomposed: no silu$", formed, re.MULTILINE)
+    assert "softplus" not in formed
+    wanted = r"^ +\d+ no softplus; in pieces: it needs exp: no exp$"
+    assert re.search(wanted, refused, re.MULTILINE)
+    assert "silu" not in refused
+    assert "cases were refused" not in refused
+
+
+def test_all_is_refused(suite, install):
+    """The summary says what such a device should look at."""
+    source = PARTIAL.replace("{BACKEND}", "partial")
+    ran = suite(
+        *("--umbel-device", "partial", "-k", "test_operation and (add or mul)"),
+        path=install("partial", source),
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"^(\d+) of \1 cases were refused: .* \(f32\), weights", ran.stdout, re.M)
+
+
+def test_operations_come_first(suite):
+    """What fails there explains what fails afterwards."""
+    ran = suite("--collect-only")
+    files = re.findall(r"^\S*(test_\w+)\.py::", ran.stdout, re.MULTILINE)
+    assert list(dict.fromkeys(files)) == [
+        "test_ops",
+        "test_memory",
+        "test_composites",
+        "test_models",
+    ]

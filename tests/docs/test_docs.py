@@ -156,7 +156,7 @@ class Desk:
         """Installs what the page has written; of all else it is asked whether it exists."""
         for name in shlex.split(command)[2:]:
             if (self.folder / name).is_dir():
-                pip = f'"{sys.executable}" -m pip install -q --no-deps --target site'
+                pip = f'"{sys.executable}" -m pip install -q --no-deps --upgrade --target site'
                 self.run(f"{pip} {shlex.quote(name)}", "", where)
             elif not name.startswith("-"):
                 assert exists(name), f"{where}: {name} cannot be installed"

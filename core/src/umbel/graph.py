@@ -206,7 +206,11 @@ class Builder:
         known = self._known.get(key)
         if known is not None and not op.writes:
             return known
-        spec = op.infer(*given, **attributes)
+        try:
+            spec = op.infer(*given, **attributes)
+        except TypeError as error:
+            msg = f"{op.name}: the inputs or attributes are not those that it has"
+            raise GraphError(msg, got=error) from error
         base = given[0].storage if op.view or op.writes else None
         offset = spec.offset + given[0].offset if base is not None else 0
         strides = given[0].strides if op.writes else spec.strides or ()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.demo
 
 @pytest.fixture(scope="module")
 def model():
-    with umbel.load(find_demo(), device="host", ctx=1024, parallel=4) as loaded:
+    with umbel.load(find_demo(), "host", ctx=1024, parallel=4, threads=1) as loaded:
         yield loaded
 
 

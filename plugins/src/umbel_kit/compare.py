@@ -13,6 +13,8 @@ row never reaches another. Operations that only move values keep all of them as 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import SupportsInt
 
 import numpy as np
 
@@ -85,10 +87,26 @@ def fault(
     wrong = _differs(expected, actual) if op in MOVES else ~np.isfinite(actual) & finite
     wrong |= np.isinf(expected) & ~_beyond(dtype, expected, actual)
     if wrong.any():
-        at = np.argwhere(wrong)[0].tolist()
-        return f"{actual[tuple(at)]} at {at}, expected {expected[tuple(at)]}"
-    error, most = nmse(expected[finite], actual[finite]), limit(op, dtype, stored)
-    return f"NMSE {error:.3g}, at most {most:g} is allowed" if error > most else None
+        return _told(expected, actual, np.argwhere(wrong)[0])
+    return excess(expected, actual, limit(op, dtype, stored))
+
+
+def excess(expected: np.ndarray, actual: np.ndarray, most: float) -> str | None:
+    """How far the NMSE of what is finite is above its limit, and where most; or None."""
+    finite = np.isfinite(expected)
+    error = nmse(expected[finite], actual[finite])
+    if error <= most:
+        return None
+    with np.errstate(invalid="ignore"):
+        off = np.where(finite, np.abs(actual.astype(np.float64) - expected), 0.0)
+    at = np.unravel_index(np.nan_to_num(off, nan=math.inf).argmax(), off.shape)
+    worst = f"the largest difference is {_told(expected, actual, at)}"
+    return f"NMSE {error:.3g}, at most {most:g} is allowed; {worst}"
+
+
+def _told(expected: np.ndarray, actual: np.ndarray, at: Iterable[SupportsInt]) -> str:
+    where = tuple(map(int, at))
+    return f"{actual[where]} at {list(where)}, expected {expected[where]}"
 
 
 def edge_fault(dtype: str, expected: np.ndarray, actual: np.ndarray) -> str | None:
@@ -108,8 +126,7 @@ def edge_fault(dtype: str, expected: np.ndarray, actual: np.ndarray) -> str | No
     wrong = np.argwhere(~good)
     if not len(wrong):
         return None
-    at = wrong[0].tolist()
-    return f"{actual[tuple(at)]} at {at}, expected {expected[tuple(at)]}"
+    return _told(expected, actual, wrong[0])
 
 
 def _differs(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:

@@ -116,6 +116,17 @@ def _cell(chosen: Sequence[Case], target: Target, placer: Placer) -> str:
     return f"{' or '.join(sorted(words, reverse=True))}: {_refusal(other, target)}"
 
 
+def instead(case: Case, target: Target, placer: Placer) -> tuple[str, str]:
+    """How a device takes a case that it refuses as it is, "" for not at all; and what keeps it
+    from that, where there is another form."""
+    (node,) = cases.graph(case, placer.ops, lambda arg: arg.stored_in(F32)).outputs
+    form = placer.judge(node, target).form
+    if form:
+        return FORMS[form], ""
+    others = node.op is not None and (node.op.decompose or node.op.rows_form)
+    return "", reason(node, target, placer) if form is None and others else ""
+
+
 def _refusal(node: Tensor, target: Target) -> str:
     return str(target.hooks.op_supported(target.device, retyped(node, target)))
 

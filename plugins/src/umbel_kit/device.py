@@ -221,6 +221,15 @@ def _flat(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def trial(call: Call, target: Target) -> str:
+    """Runs a call on the device, and says what is wrong; empty if nothing is."""
+    try:
+        value, states = Subject(target).run(call)
+    except AssertionError as error:
+        return str(error).partition("\n")[0]  # pytest adds what it knows of an assertion
+    return fault(call, target.info.compute_dtype, value, states)
+
+
 def fault(
     call: Call, dtype: str, result: np.ndarray, states: Mapping[Tensor, np.ndarray]
 ) -> str:

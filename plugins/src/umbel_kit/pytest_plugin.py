@@ -5,6 +5,9 @@ pytest loads this module in every run where the kit is installed.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+
 import pytest
 
 
@@ -26,12 +29,36 @@ def pytest_terminal_summary(
         terminalreporter.section(f"time per operation on {title}")
         for row in sorted(rows):
             terminalreporter.write_line(row)
-    reasons = config.stash.get(REFUSED, {})
-    if reasons:
-        terminalreporter.section("not supported: tests, reason")
-        for reason, cases in sorted(reasons.items()):
-            terminalreporter.write_line(f"{len(cases):5} {reason}")
+    answers = config.stash.get(ANSWERS, None)
+    if answers is not None:
+        answers.show(terminalreporter)
 
 
+@dataclass
+class Answers:
+    """What the device said of the cases that it did not take as they are, one of each test."""
+
+    dtype: str  # in which it computes
+    asked: int = 0
+    formed: list[str] = field(default_factory=list)  # "decomposed: reason"
+    refused: list[str] = field(default_factory=list)
+
+    def show(self, reporter: pytest.TerminalReporter) -> None:
+        for title, reasons in (
+            ("in another form: tests, form, reason", self.formed),
+            ("not supported: tests, reason", self.refused),
+        ):
+            if reasons:
+                reporter.section(title)
+            for reason, n in sorted(Counter(reasons).items()):
+                reporter.write_line(f"{n:5} {reason}")
+        if self.asked >= MANY and len(self.refused) >= NEARLY_ALL * self.asked:
+            share = f"{len(self.refused)} of {self.asked} cases were refused"
+            sees = f"activations in compute_dtype ({self.dtype}), weights as `accepts` says"
+            reporter.write_line(f"{share}: `op_supported` is shown {sees}")
+
+
+MANY, NEARLY_ALL = 10, 0.95
 TIMES = pytest.StashKey[dict[str, list[str]]]()  # device -> lines
-REFUSED = pytest.StashKey[dict[str, list[str]]]()  # reason -> tests
+ANSWERS = pytest.StashKey[Answers]()
+MODEL = pytest.StashKey[str]()  # the file that was used last

@@ -84,12 +84,23 @@ def _weights(
 
 
 def soft_max(x: Array, *mask: Array, max_bias: float = 0.0) -> Array:
+    """exp(x + mask) over its sum along the last axis.
+
+    A mask value of MASKED / 2 or less hides: the result is zero there, and in the whole of a
+    row that is hidden. With `max_bias` the mask is multiplied by the slope of its head (the
+    axis before the last two) first: ALiBi.
+    """
     return _weights(x.copy(), max_bias, *mask)
 
 
 def flash_attn_ext(
     q: Array, k: Array, v: Array, *mask_and_sinks: Array, **attributes: Any
 ) -> Array:
+    """soft_max(scale q k^T + mask) v, with the heads behind the tokens: (S, T, H, hv).
+
+    `logit_softcap` c makes c tanh(scores / c) of the scores first; a sink is one more score of
+    its head that takes a share of the weights and gives nothing.
+    """
     how = Attention(**attributes)
     scores = mul_mat(k, q * np.float32(how.scale))  # (S, H, T, L)
     if how.logit_softcap:

@@ -54,6 +54,7 @@ def _infer_cont(x: Tensor) -> Spec:
 
 
 def scale(x: Array, *, s: float, b: float = 0.0) -> Array:
+    """x s + b"""
     return x * s + b if b else x * s
 
 
@@ -66,6 +67,7 @@ def silu(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
+    """The approximation by tanh; gelu_erf is exact."""
     return 0.5 * x * (1 + np.tanh(_GELU * x * (1 + _CUBIC * x * x)))
 
 
@@ -86,14 +88,17 @@ def relu(x: Array) -> Array:
 
 
 def softplus(x: Array) -> Array:
+    """log(1 + exp(x))"""
     return np.logaddexp(np.float32(0), x)
 
 
 def _clamp(x: Array, *, min: float, max: float) -> Array:  # noqa: A002
+    """From min to max: what lies beyond becomes the nearer of them."""
     return np.minimum(np.maximum(x, min), max)
 
 
 def cast(x: Array, *, dtype: str) -> Array:
+    """The values rounded to another dtype."""
     to = BY_NAME[dtype]
     if to.numpy is not None:
         return x.astype(to.numpy)

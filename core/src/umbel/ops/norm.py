@@ -25,11 +25,13 @@ def _mean(x: Array) -> Array:
 
 
 def rms_norm(x: Array, weight: Array | None = None, *, eps: float) -> Array:
+    """x / sqrt(mean(x * x) + eps) * weight, the mean over the last axis."""
     y = x / np.sqrt(_mean(x * x) + eps)
     return y if weight is None else y * weight
 
 
 def norm(x: Array, *weight_and_bias: Array, eps: float) -> Array:
+    """rms_norm of x less its mean, and the bias added."""
     y = rms_norm(x - _mean(x), *weight_and_bias[:1], eps=eps)
     return y + weight_and_bias[1] if len(weight_and_bias) == 2 else y
 

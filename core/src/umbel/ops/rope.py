@@ -84,11 +84,14 @@ def _table(how: Rope, positions: bytes, *factors: bytes) -> Array:
 
 
 def rope_cos_sin(positions: Array, *factors: Array, **attributes: Any) -> Array:
+    """The cosines, and after them the sines, of each position's angles: (2, n, n_dims / 2)."""
     data = (np.asarray(f, np.float32).tobytes() for f in factors)
     return _table(Rope(**attributes), np.asarray(positions, np.int32).tobytes(), *data)
 
 
 def rope(x: Array, positions: Array, *factors: Array, mode: str, **attributes: Any) -> Array:
+    """Turns the pairs of the first n_dims values of each head by the angles of its position;
+    `factors` divide the frequencies."""
     cos, sin = rope_cos_sin(positions, *factors, **attributes)[:, :, None]
     n_dims = attributes["n_dims"]
     apart, step = (n_dims // 2, 1) if mode == "neox" else (1, 2)

@@ -53,6 +53,8 @@ def _infer_sum_rows(x: Tensor) -> Spec:
 
 
 def get_rows(a: Array, ids: Array) -> Array:
+    """Rows of a (R, C), one for each id of any shape; or, stacked, of each matrix of a
+    (*B, R, C) those that its own row of ids (*B, n) names: (*B, n, C)."""
     rows = a.take(ids, axis=0) if a.ndim == 2 else np.take_along_axis(a, ids[..., None], -2)
     if rows.dtype == np.uint8:
         return dequantise(rows, Q8_0)
@@ -60,11 +62,14 @@ def get_rows(a: Array, ids: Array) -> Array:
 
 
 def set_rows(dst: Array, src: Array, ids: Array) -> Array:
+    """Writes src (n, C) into the rows `ids` (n) of a state (R, C), which is the result."""
     dst[ids] = quantise(src, Q8_0) if dst.dtype == np.uint8 else src
     return dst
 
 
 def mul_mat(w: Array, x: Array) -> Array:
+    """x w^T: w (..., out, in), x (..., n, in) to (..., n, out). w may have fewer leading axes,
+    or shorter ones, of which each entry serves as many neighbours in x."""
     turned = w.swapaxes(-1, -2)
     if w.ndim == 2:
         flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -76,6 +81,8 @@ def mul_mat(w: Array, x: Array) -> Array:
 
 
 def mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
+    """Each row times the matrices of its experts: w (experts, out, in), x (n, 1 or used, in),
+    ids (n, used) to (n, used, out)."""
     x = np.broadcast_to(x, (*ids.shape, x.shape[2]))
     out = np.empty((*ids.shape, w.shape[1]), np.float32)
     for expert in np.unique(ids):
@@ -85,10 +92,12 @@ def mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
 
 
 def top_k(x: Array, *, k: int) -> Array:
+    """Where the k largest of each row are, the largest first; of equal ones the first."""
     return np.argsort(-x, axis=-1, kind="stable")[..., :k].astype(np.int32)
 
 
 def sum_rows(x: Array) -> Array:
+    """The sum over the last axis, which stays as one of 1: (..., n) to (..., 1)."""
     return np.add.reduce(x, axis=-1, keepdims=True)
 
 

@@ -59,6 +59,7 @@ def _reshape(x: Array, *, shape: Shape) -> Array:
 
 
 def _view(x: Array, *, axis: int, start: int, stop: int) -> Array:
+    """What lies from start to stop (not included) along one axis."""
     return x[(slice(None),) * axis + (slice(start, stop),)]
 
 

@@ -34,6 +34,7 @@ def _infer_ssm_scan(*inputs: Tensor) -> Spec:
 
 
 def ssm_conv(sx: Array, kernel: Array) -> Array:
+    """Each channel (S, C, L) against its kernel (C, K), turned: (S, L - K + 1, C)."""
     tokens = sx.shape[2] - kernel.shape[1] + 1
     out = np.zeros((sx.shape[0], tokens, sx.shape[1]), np.float32)
     for k, weight in enumerate(kernel.T):
@@ -44,7 +45,11 @@ def ssm_conv(sx: Array, kernel: Array) -> Array:
 def ssm_scan(
     state: Array, x: Array, dt: Array, a: Array, b: Array, c: Array, ids: Array
 ) -> Array:
-    """The outputs (S, T, H, P) and after them the final states (S, H, P, N), flat."""
+    """The outputs (S, T, H, P) and after them the final states (S, H, P, N), flat.
+
+    With d = softplus(dt), for each token h = exp(d A) h + d x B and y = h C, beginning from the
+    rows `ids` of the state; nothing is written to it.
+    """
     seqs, tokens, heads, size = x.shape
     groups, n = b.shape[2:]
     shape = (seqs, groups, heads // groups, size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +12,50 @@ import pytest
 
 if TYPE_CHECKING:
     from umbel.graph import Operation
-    from umbel.plan import Target
+    from umbel.plan import Placer, Target
 
     from umbel_kit.cases import Case
+
+FOLDER = Path(__file__).parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Nothing is timed unless that was asked for."""
     timing = collection_path.name == "test_perf.py" and not config.option.umbel_perf
     return True if timing else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Operations first: a wrong one explains what fails in pieces and models."""
+    ours = [i for i, item in enumerate(items) if item.path.parent == FOLDER]
+    files = ("test_ops.py", "test_memory.py", "test_composites.py", "test_models.py")
+    order = {name: i for i, name in enumerate(files)}
+    moved = sorted((items[i] for i in ours), key=lambda item: order.get(item.path.name, 9))
+    for i, item in zip(ours, moved, strict=True):
+        items[i] = item
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Where a plan would say `--check`, which pytest does not have, another way is told."""
+    from umbel.errors import DeviceError
+
+    try:
+        yield
+    except DeviceError as error:
+        if error.do and "--check" in error.do:
+            error.do = f"`{compare_command(item.config)}` finds the node"
+        raise
+
+
+def compare_command(config: pytest.Config) -> str:
+    """What finds the node that is wrong, in the model that was used last, if any was."""
+    from umbel_kit.pytest_plugin import MODEL
+
+    options = [word for text in config.option.umbel_option for word in ("-O", text)]
+    model = config.stash.get(MODEL, "MODEL")
+    device = config.option.umbel_device
+    return shlex.join(["umbel", "compare", model, "--device", device, *options])
 
 
 @pytest.fixture(scope="session")
@@ -53,14 +89,47 @@ def all_cases(config: pytest.Config) -> list[Case]:
     return [*CASES, *(case for module in modules for case in getattr(module, "CASES", ()))]
 
 
-@pytest.fixture
-def refused(request: pytest.FixtureRequest):
-    """refused(reason): the third outcome, neither right nor wrong; told at the end."""
-    from umbel_kit.pytest_plugin import REFUSED
+@pytest.fixture(scope="session")
+def host() -> Target:
+    from umbel import plugins
 
-    def note(reason: str) -> None:
-        told = request.config.stash.setdefault(REFUSED, {})
-        told.setdefault(reason, []).append(request.node.name)
-        pytest.skip(f"not supported: {reason}")
+    found = plugins.get()
+    return found.open(found.find("host"))
+
+
+@pytest.fixture(scope="session")
+def placer(target, host, ops) -> Placer:
+    """Knows in which form the device takes what it refuses as it is."""
+    from umbel.plan import Placer
+
+    return Placer([target, host], ops)
+
+
+@pytest.fixture
+def refused(request: pytest.FixtureRequest, target, placer):
+    """refused(case, reason): the third outcome, neither right nor wrong; told at the end."""
+    from umbel_kit.coverage import instead
+    from umbel_kit.pytest_plugin import ANSWERS, Answers
+
+    answers = request.config.stash.setdefault(ANSWERS, Answers(target.info.compute_dtype))
+    answers.asked += 1
+
+    def note(case: Case, reason: str) -> None:
+        form, why = instead(case, target, placer)
+        reason = f"{reason}; in pieces: {why}" if why else reason
+        told = answers.formed if form else answers.refused
+        told.append(f"{form}: {reason}" if form else reason)
+        pytest.skip(f"{form or 'not supported'}: {reason}")
 
     return note
+
+
+@pytest.fixture
+def right():
+    """right(fault, what, how): fails by one line, unless there is no fault to tell."""
+
+    def check(fault: str, *what: object) -> None:
+        if fault:
+            pytest.fail(f"{fault} ({', '.join(map(str, what))})", pytrace=False)
+
+    return check

@@ -6,8 +6,6 @@ the host the others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 
@@ -19,16 +17,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("case", composite, ids=str)
 
 
-@pytest.fixture(scope="session")
-def host() -> Any:
-    from umbel import plugins
-
-    found = plugins.get()
-    return found.open(found.find("host"))
-
-
-def test_composite(case, target, host, ops) -> None:
+def test_composite(case, target, host, ops, right) -> None:
     """The decomposition on the device against the reference of the composite."""
     from umbel_kit.planned import fault_of_decomposition
 
-    assert fault_of_decomposition(case, target, host, ops) == ""
+    right(fault_of_decomposition(case, target, host, ops), case, "in pieces")

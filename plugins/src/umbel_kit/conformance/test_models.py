@@ -39,6 +39,7 @@ def load(request, target, ops, tmp_path_factory):
     from umbel.models import architecture
 
     from umbel_kit.models import write_model
+    from umbel_kit.pytest_plugin import MODEL
 
     folder, opened = tmp_path_factory.mktemp("models"), {}
     brought = {a.name: a for _, some in plugins.get().ask("architectures") for a in some}
@@ -47,8 +48,10 @@ def load(request, target, ops, tmp_path_factory):
 
     def loaded(arch: str, device: str = "", dtype: str = "f32") -> Any:
         key = arch, device or target.device.name, dtype
+        path = folder / f"{arch}-{dtype}.gguf"
+        if not device:
+            request.config.stash[MODEL] = str(path)
         if key not in opened:
-            path = folder / f"{arch}-{dtype}.gguf"
             if not path.exists():
                 more = {k.replace(".", "__"): v for k, v in keys.get(arch, {}).items()}
                 of = brought.get(arch) or architecture(arch)
@@ -93,9 +96,10 @@ def adapters(load, target, tmp_path):
 
 
 @pytest.fixture
-def close(request, target):
+def close(request, target, right):
     """close(expected, actual): rows of results within the limit of the device's dtype."""
-    from umbel_kit.compare import nmse
+    from umbel_kit.compare import excess, nmse
+    from umbel_kit.conformance.conftest import compare_command
 
     params = getattr(request.node, "callspec", None)
     rounded = params is not None and params.params.get("dtype", "").startswith("q")
@@ -104,7 +108,11 @@ def close(request, target):
 
     def check(expected: np.ndarray, actual: np.ndarray) -> None:
         assert expected.shape == actual.shape
-        assert max(nmse(e, a) for e, a in zip(expected, actual, strict=True)) < most
+        errors = [nmse(e, a) for e, a in zip(expected, actual, strict=True)]
+        i = int(np.argmax(errors))
+        found = excess(expected[i], actual[i], most)
+        where = f"row {i} of {len(errors)}; `{compare_command(request.config)}` finds the node"
+        right(found or "", where)
 
     return check
 

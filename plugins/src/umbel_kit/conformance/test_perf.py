@@ -20,7 +20,7 @@ def test_time(timed, target, ops, refused, request) -> None:
     call = prepare(timed.case, target, ops)
     reason = refusal(call, target)
     if reason is not None:
-        refused(reason)
+        refused(timed.case, reason)
     took = seconds(call, target)
     assert took > 0
     told = request.config.stash.setdefault(TIMES, {})
