@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from umbel.generation import Generation
-    from umbel.model import Model, load
+    from umbel.model import Model
+    from umbel.opening import load
     from umbel.session import Session
 
 __version__ = "0.1.0"
 __all__ = ["Generation", "Model", "Session", "__version__", "load"]
 
-_HOMES = {"Generation": "generation", "Model": "model", "Session": "session", "load": "model"}
+_HOMES = {"Generation": "generation", "Model": "model", "Session": "session", "load": "opening"}
 
 
 def __getattr__(name: str) -> object:
