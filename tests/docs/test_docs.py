@@ -124,6 +124,8 @@ class Desk:
         return {**os.environ, "PATH": path, "PYTHONPATH": site, "PYTHONIOENCODING": "utf-8"}
 
     def lay_out(self) -> None:
+        # the folder may lie in the checkout, whose settings of pytest are not the reader's
+        (self.folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
         model = with_template(MODEL.read_bytes())
         (self.folder / "MODEL.gguf").write_bytes(model)
         (self.folder / "NEW.gguf").write_bytes(of_architecture(model, b"squid"))
