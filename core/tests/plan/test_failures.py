@@ -106,7 +106,7 @@ def test_a_prompt_that_fails_half_way(kit, load, ids):
         runner.forward(sequence, ids(name)[:3])
         before = describe(runner, sequence)
         count = len(fake.computed)
-        fake.fault = Fault("sync", 5)  # the last of the third step
+        fake.fault = Fault("sync", 3)
         with pytest.raises(DeviceError, match="it broke"):
             runner.forward(sequence, ids(name)[3:15])
         assert len(fake.computed) - count > 2

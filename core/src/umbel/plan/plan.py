@@ -50,9 +50,10 @@ class Stop:
         with contextlib.ExitStack() as stack:
             for target in targets:
                 stack.enter_context(target.lock)
-            self._held = targets
+            self._held, done = targets, False
             try:
                 yield
+                done = True
             except CancelledError as error:
                 if self.asked:
                     raise
@@ -61,7 +62,8 @@ class Stop:
             finally:
                 with self._lock:
                     self._held = ()
-                for target in targets:
+                # A step that came to its end has waited; a cancel may have come after that.
+                for target in () if done and not self.asked else targets:
                     with contextlib.suppress(UmbelError):
                         target.hooks.sync(target.device)
 
