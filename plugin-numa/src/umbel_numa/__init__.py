@@ -1,0 +1,84 @@
+"""The native CPU engine of Umbel: C kernels chosen for the processor at run time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from umbel.graph import Tensor
+from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hookimpl
+from umbel.host import cpus
+from umbel.host import memory as machine_memory
+
+from umbel_numa.engine import Engine
+from umbel_numa.memory import NativeMemory
+from umbel_numa.support import unsupported
+
+UMBEL_API = 1
+
+DEVICE = Device("numa:0", "native kernels on the CPU", priority=100, reads_host=True)
+_open: dict[str, tuple[Engine, NativeMemory]] = {}
+
+
+@hookimpl
+def devices() -> Sequence[Device]:
+    return [DEVICE]
+
+
+@hookimpl
+def options() -> Sequence[Option]:
+    return [Option("threads", "threads that compute; 0: one for each processor", 0, int)]
+
+
+@hookimpl
+def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
+    engine = Engine(options.get("threads") or cpus())
+    _open[device.name] = engine, NativeMemory(engine)
+    total, free = machine_memory()
+    details = {"kernels": engine.kernels, "threads": engine.threads}
+    return DeviceInfo(memory_total=total, memory_free=free, details=details)
+
+
+@hookimpl
+def close(device: Device) -> None:
+    _open.pop(device.name)[0].close()
+
+
+@hookimpl
+def buffer_type(device: Device) -> NativeMemory:
+    return _open[device.name][1]
+
+
+@hookimpl
+def op_supported(device: Device, node: Tensor) -> str | None:
+    engine, kind = _open[device.name]
+    reason = unsupported(node, engine)
+    if reason is None:
+        kind.note(node)
+    return reason
+
+
+@hookimpl
+def graph_compute(device: Device, graph: SplitGraph) -> None:
+    _open[device.name][0].compute(graph)
+
+
+@hookimpl
+def sync(device: Device) -> None:
+    _open[device.name][0].cancel(False)
+
+
+@hookimpl
+def cancel(device: Device) -> None:
+    if device.name in _open:
+        _open[device.name][0].cancel(True)
+
+
+@hookimpl
+def forget(device: Device, uid: int) -> None:
+    if device.name in _open:
+        _open[device.name][0].forget(uid)
+
+
+@hookimpl
+def status(device: Device) -> Mapping[str, object]:
+    total, free = machine_memory()
+    return {"memory_total": total, "memory_free": free}

@@ -1,0 +1,17 @@
+/* The table of everything that is compiled for this instruction set. */
+#include "un.h"
+
+#define DECLARE(name) un_kernel UN_(name) __attribute__((weak));
+UN_OPS(DECLARE)
+
+#define UN_FORMATS(X) X(q4_0) X(q4_1) X(q8_0)
+#define FORMAT(name) extern const un_format UN_(name);
+UN_FORMATS(FORMAT)
+
+#define ADDRESS(name) &UN_(name),
+static const un_format *const formats[] = {UN_FORMATS(ADDRESS) NULL};
+
+#define TEXT2(x) #x
+#define TEXT(x) TEXT2(x)
+#define OP(name) UN_(name),
+const un_kernels UN_(kernels) = {TEXT(UN_VARIANT), {UN_OPS(OP)}, formats};

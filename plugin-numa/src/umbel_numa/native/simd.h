@@ -1,0 +1,133 @@
+/* Vectors of UN_XL lanes, the same names for every instruction set.
+ *
+ * xf: floats, xi: int32, xb: 4 bytes for each lane (the weights of 4 neighbours in k), xh: 2 int16
+ * for each lane. Kernels whose lanes are rows give the same bits on every instruction set; sums
+ * over lanes are made of 16 partial sums (un_sum16) for the same reason. */
+#ifndef UN_SIMD_H
+#define UN_SIMD_H
+
+#include <math.h>
+#include <string.h>
+
+#include "un.h"
+
+static inline float un_half(uint16_t h);      /* float16 to float */
+static inline uint16_t un_to_half(float x);   /* to the nearest, ties to even */
+
+#if defined(UN_AVX512)
+#include "simd_avx512.h"
+#elif defined(UN_AVX2)
+#include "simd_avx2.h"
+#elif defined(UN_NEON)
+#include "simd_neon.h"
+#else
+#include "simd_scalar.h"
+#endif
+
+enum { UN_PARTS = UN_LANES / UN_XL }; /* vectors that a group of 16 lanes fills */
+
+static inline float un_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+static inline uint32_t un_bits_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+static inline float un_half(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+    if (rest >= 0x7c00)
+        return un_bits(sign | 0x7f800000u | (rest & 0x3ff) << 13);
+    if (rest >= 0x400)
+        return un_bits(sign | ((rest << 13) + (112u << 23)));
+    float tiny = (float)rest * 5.9604644775390625e-8f; /* 2^-24: exact */
+    return un_bits(sign | un_bits_of(tiny));
+}
+
+static inline uint16_t un_to_half(float x)
+{
+    uint32_t u = un_bits_of(x), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+    if (a > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff));
+    if (a >= 0x477ff000)
+        return (uint16_t)(sign | 0x7c00);
+    if (a < 0x38800000) /* below the normal numbers: units of 2^-24 */
+        return (uint16_t)(sign | (uint32_t)lrintf(un_bits(a) * 16777216.0f));
+    return (uint16_t)(sign | ((a + 0xfff + (a >> 13 & 1)) - (112u << 23)) >> 13);
+}
+
+static inline float un_bf16(uint16_t h) { return un_bits((uint32_t)h << 16); }
+
+/* Loads and stores of n < UN_XL values; what is not there is zero. */
+static inline xf xf_load_n(const float *p, int64_t n)
+{
+    float t[UN_XL] = {0};
+    memcpy(t, p, (size_t)n * 4);
+    return xf_load(t);
+}
+
+static inline void xf_store_n(float *p, xf v, int64_t n)
+{
+    float t[UN_XL];
+    xf_store(t, v);
+    memcpy(p, t, (size_t)n * 4);
+}
+
+/* exp to about 2 ulp; 0 below -87.3, clamped above 88.7 (where it would leave float32 it gives
+ * infinity). n = round(x / ln 2), exp(x - n ln 2) by a polynomial, times 2^n. */
+static inline xf xf_exp(xf x)
+{
+    xf top = xf_min(xf_max(x, xf_set1(-87.33654f)), xf_set1(88.72283f));
+    xi n = xi_round(xf_mul(top, xf_set1(1.44269504f)));
+    xf fn = xf_of_xi(n);
+    xf r = xf_fma(fn, xf_set1(-0.693359375f), top);
+    r = xf_fma(fn, xf_set1(2.12194440e-4f), r);
+    xf p = xf_set1(1.9875691500e-4f);
+    p = xf_fma(p, r, xf_set1(1.3981999507e-3f));
+    p = xf_fma(p, r, xf_set1(8.3334519073e-3f));
+    p = xf_fma(p, r, xf_set1(4.1665795894e-2f));
+    p = xf_fma(p, r, xf_set1(1.6666665459e-1f));
+    p = xf_fma(p, r, xf_set1(5.0000001201e-1f));
+    p = xf_add(xf_fma(xf_mul(r, r), p, r), xf_set1(1.0f));
+    p = xf_pow2(p, n);
+    p = xf_keep_ge(p, x, -87.33654f);                       /* else 0 */
+    return xf_or_inf(p, x, 88.72283f);                      /* infinity above */
+}
+
+/* The sum of 16 partial sums in one order: i and i + 8, then 4, 2, 1 apart. */
+static inline float un_sum16(const float *v)
+{
+    float a[8];
+    for (int i = 0; i < 8; i++)
+        a[i] = v[i] + v[i + 8];
+    for (int i = 0; i < 4; i++)
+        a[i] += a[i + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+/* Sum over k of a[k] b[k] in 16 partial sums, so that its order depends on n alone. */
+static inline float un_dot_f32(const float *a, const float *b, int64_t n)
+{
+    float part[UN_LANES];
+    xf acc[UN_PARTS];
+    int64_t k = 0;
+    for (int p = 0; p < UN_PARTS; p++)
+        acc[p] = xf_zero();
+    for (; k + UN_LANES <= n; k += UN_LANES)
+        for (int p = 0; p < UN_PARTS; p++)
+            acc[p] = xf_fma(xf_load(a + k + p * UN_XL), xf_load(b + k + p * UN_XL), acc[p]);
+    for (int p = 0; p < UN_PARTS; p++)
+        xf_store(part + p * UN_XL, acc[p]);
+    for (int64_t i = 0; k + i < n; i++)
+        part[i] = fmaf(a[k + i], b[k + i], part[i]);
+    return un_sum16(part);
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* AVX2, FMA and F16C: 8 lanes. With AVX-VNNI (UN_AVXVNNI) the products of bytes are one
+ * instruction as well. */
+#include <immintrin.h>
+
+#ifdef UN_AVXVNNI
+enum { UN_XL = 8, UN_DOT8_OFFSET = 128 };
+#else
+enum { UN_XL = 8, UN_DOT8_OFFSET = 0 };
+#endif
+typedef __m256 xf;
+typedef __m256i xi;
+typedef __m256i xb;
+typedef __m256i xh;
+
+static inline xf xf_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void xf_store(float *p, xf v) { _mm256_storeu_ps(p, v); }
+static inline xf xf_set1(float x) { return _mm256_set1_ps(x); }
+static inline xf xf_zero(void) { return _mm256_setzero_ps(); }
+static inline xf xf_add(xf a, xf b) { return _mm256_add_ps(a, b); }
+static inline xf xf_sub(xf a, xf b) { return _mm256_sub_ps(a, b); }
+static inline xf xf_mul(xf a, xf b) { return _mm256_mul_ps(a, b); }
+static inline xf xf_div(xf a, xf b) { return _mm256_div_ps(a, b); }
+static inline xf xf_max(xf a, xf b) { return _mm256_max_ps(a, b); }
+static inline xf xf_min(xf a, xf b) { return _mm256_min_ps(a, b); }
+static inline xf xf_sqrt(xf a) { return _mm256_sqrt_ps(a); }
+static inline xf xf_fma(xf a, xf b, xf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline xf xf_of_xi(xi v) { return _mm256_cvtepi32_ps(v); }
+static inline xi xi_round(xf v) { return _mm256_cvtps_epi32(v); }
+static inline xf xf_load_half(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline void xf_store_half(uint16_t *p, xf v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline xf xf_load_bf16(const uint16_t *p)
+{
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+/* p * 2^n, for n of the normal numbers; in two steps, as 2^128 is none */
+static inline xf xf_pow2(xf p, xi n)
+{
+    __m256i half = _mm256_srai_epi32(n, 1), rest = _mm256_sub_epi32(n, half);
+    __m256i one = _mm256_set1_epi32(127);
+    __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, one), 23);
+    __m256i b = _mm256_slli_epi32(_mm256_add_epi32(rest, one), 23);
+    return _mm256_mul_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b));
+}
+static inline xf xf_keep_ge(xf p, xf x, float least)
+{
+    return _mm256_and_ps(p, _mm256_cmp_ps(x, xf_set1(least), _CMP_NLT_UQ));
+}
+static inline xf xf_or_inf(xf p, xf x, float most)
+{
+    __m256 over = _mm256_cmp_ps(x, xf_set1(most), _CMP_GT_OQ);
+    return _mm256_blendv_ps(p, xf_set1(INFINITY), over);
+}
+
+static inline xi xi_zero(void) { return _mm256_setzero_si256(); }
+static inline xi xi_set1(int32_t x) { return _mm256_set1_epi32(x); }
+static inline xi xi_add(xi a, xi b) { return _mm256_add_epi32(a, b); }
+static inline xi xi_load_u8(const uint8_t *p)
+{
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+static inline xi xi_load_s8(const uint8_t *p)
+{
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+
+static inline xb xb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+static inline xb xb_set1(uint8_t x) { return _mm256_set1_epi8((char)x); }
+static inline xb xb_and(xb a, xb b) { return _mm256_and_si256(a, b); }
+static inline xb xb_or(xb a, xb b) { return _mm256_or_si256(a, b); }
+static inline xb xb_xor(xb a, xb b) { return _mm256_xor_si256(a, b); }
+/* each byte shifted by n bits */
+#define xb_shr(v, n) _mm256_and_si256(_mm256_srli_epi16((v), (n)), xb_set1((uint8_t)(0xff >> (n))))
+#define xb_shl(v, n) \
+    _mm256_and_si256(_mm256_slli_epi16((v), (n)), xb_set1((uint8_t)(0xff << (n))))
+static inline xb xb_low4(xb v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+static inline xb xb_high4(xb v) { return xb_shr(v, 4); }
+/* table[v] for bytes below 16 */
+static inline xb xb_lookup(const uint8_t *table, xb v)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)table);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), v);
+}
+
+/* Products as simd_avx512.h says. Two products of bytes are added in 16 bits, which weights of at
+ * most 127 cannot leave; of signed weights the sign goes to the activations. */
+static inline int32_t un_four(const int8_t *x)
+{
+    int32_t v;
+    memcpy(&v, x, 4);
+    return v;
+}
+static inline xi xi_dot(xi acc, xb w, const int8_t *x)
+{
+    __m256i v = _mm256_set1_epi32(un_four(x));
+#ifdef UN_AVXVNNI
+    return _mm256_dpbusd_avx_epi32(acc, w, v);
+#else
+    __m256i pairs = _mm256_maddubs_epi16(w, v);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+static inline xi xi_dot8(xi acc, xb w, const int8_t *x)
+{
+#ifdef UN_AVXVNNI
+    return xi_dot(acc, w, x);
+#else
+    __m256i v = _mm256_set1_epi32(un_four(x)), s = xb_xor(w, xb_set1(128));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(v, s));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+
+/* acc + the product of each lane's 2 weights with the 2 values at x */
+static inline xh xh_load(const int16_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+static inline xi xi_dot16(xi acc, xh w, const int16_t *x)
+{
+    __m256i v = _mm256_set1_epi32(un_four((const int8_t *)x));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(w, v));
+}

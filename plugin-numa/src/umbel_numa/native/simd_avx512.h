@@ -1,0 +1,99 @@
+/* AVX-512 (F, BW, DQ, VL, VNNI): 16 lanes. */
+#include <immintrin.h>
+
+enum { UN_XL = 16, UN_DOT8_OFFSET = 128 };
+typedef __m512 xf;
+typedef __m512i xi;
+typedef __m512i xb;
+typedef __m512i xh;
+
+static inline xf xf_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void xf_store(float *p, xf v) { _mm512_storeu_ps(p, v); }
+static inline xf xf_set1(float x) { return _mm512_set1_ps(x); }
+static inline xf xf_zero(void) { return _mm512_setzero_ps(); }
+static inline xf xf_add(xf a, xf b) { return _mm512_add_ps(a, b); }
+static inline xf xf_sub(xf a, xf b) { return _mm512_sub_ps(a, b); }
+static inline xf xf_mul(xf a, xf b) { return _mm512_mul_ps(a, b); }
+static inline xf xf_div(xf a, xf b) { return _mm512_div_ps(a, b); }
+static inline xf xf_max(xf a, xf b) { return _mm512_max_ps(a, b); }
+static inline xf xf_min(xf a, xf b) { return _mm512_min_ps(a, b); }
+static inline xf xf_sqrt(xf a) { return _mm512_sqrt_ps(a); }
+static inline xf xf_fma(xf a, xf b, xf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline xf xf_of_xi(xi v) { return _mm512_cvtepi32_ps(v); }
+static inline xi xi_round(xf v) { return _mm512_cvtps_epi32(v); }
+static inline xf xf_load_half(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline void xf_store_half(uint16_t *p, xf v)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline xf xf_load_bf16(const uint16_t *p)
+{
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+/* p * 2^n, for n of the normal numbers */
+static inline xf xf_pow2(xf p, xi n) { return _mm512_scalef_ps(p, _mm512_cvtepi32_ps(n)); }
+static inline xf xf_keep_ge(xf p, xf x, float least)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, xf_set1(least), _CMP_NLT_UQ), p);
+}
+static inline xf xf_or_inf(xf p, xf x, float most)
+{
+    __mmask16 over = _mm512_cmp_ps_mask(x, xf_set1(most), _CMP_GT_OQ);
+    return _mm512_mask_mov_ps(p, over, xf_set1(INFINITY));
+}
+
+static inline xi xi_zero(void) { return _mm512_setzero_si512(); }
+static inline xi xi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+static inline xi xi_add(xi a, xi b) { return _mm512_add_epi32(a, b); }
+static inline xi xi_load_u8(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+static inline xi xi_load_s8(const uint8_t *p)
+{
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+static inline xb xb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline xb xb_set1(uint8_t x) { return _mm512_set1_epi8((char)x); }
+static inline xb xb_and(xb a, xb b) { return _mm512_and_si512(a, b); }
+static inline xb xb_or(xb a, xb b) { return _mm512_or_si512(a, b); }
+static inline xb xb_xor(xb a, xb b) { return _mm512_xor_si512(a, b); }
+/* each byte shifted by n bits */
+#define xb_shr(v, n) _mm512_and_si512(_mm512_srli_epi16((v), (n)), xb_set1((uint8_t)(0xff >> (n))))
+#define xb_shl(v, n) \
+    _mm512_and_si512(_mm512_slli_epi16((v), (n)), xb_set1((uint8_t)(0xff << (n))))
+static inline xb xb_low4(xb v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+static inline xb xb_high4(xb v) { return xb_shr(v, 4); }
+/* table[v] for bytes below 16 */
+static inline xb xb_lookup(const uint8_t *table, xb v)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), v);
+}
+
+/* acc + the product of each lane's 4 weights with the 4 values at x. Of xi_dot weights are at
+ * most 127, of xi_dot8 they are the signed weights + 128, where acc begins with the sum of the
+ * x times -UN_DOT8_OFFSET. */
+static inline int32_t un_four(const int8_t *x)
+{
+    int32_t v;
+    memcpy(&v, x, 4);
+    return v;
+}
+static inline xi xi_dot(xi acc, xb w, const int8_t *x)
+{
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(un_four(x)));
+}
+static inline xi xi_dot8(xi acc, xb w, const int8_t *x) { return xi_dot(acc, w, x); }
+
+/* acc + the product of each lane's 2 weights with the 2 values at x */
+static inline xh xh_load(const int16_t *p) { return _mm512_loadu_si512(p); }
+static inline xi xi_dot16(xi acc, xh w, const int16_t *x)
+{
+    return _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(un_four((const int8_t *)x)));
+}
