@@ -14,6 +14,7 @@ import math
 import numpy as np
 
 Array = np.ndarray
+_BLOCK = 64  # scores that are looked at together
 
 
 def log_softmax(scores: Array) -> Array:
@@ -25,8 +26,16 @@ def log_softmax(scores: Array) -> Array:
 
 def top_k(scores: Array, k: int) -> Array:
     """The k best."""
-    k = min(k, len(scores))
-    # A partition is linear, sorting a vocabulary is not; ties at its edge go to the lowest ids.
+    k, blocks = min(k, len(scores)), len(scores) // _BLOCK
+    if k < blocks:  # of k blocks the best are candidates: what is below all of them is not
+        highest = scores[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+        likely = np.flatnonzero(scores >= np.partition(highest, -k)[-k])
+        return likely.take(_best(scores[likely], k))
+    return _best(scores, k)
+
+
+def _best(scores: Array, k: int) -> Array:
+    # A partition is linear, sorting is not; ties at its edge go to the lowest ids.
     edge = np.partition(scores, -k)[-k]
     above = np.flatnonzero(scores > edge)
     level = np.flatnonzero(scores == edge)[: k - len(above)]

@@ -61,13 +61,14 @@ class Pool:
         self.first = first
         self.references = np.zeros(n, np.int32)
         self.references[:first] = 1
+        self._free = max(n - first, 0) if n else sys.maxsize  # counted, as each step asks
 
     def __len__(self) -> int:
         return len(self.references)
 
     @property
     def free(self) -> int:
-        return int(np.count_nonzero(self.references == 0)) if self else sys.maxsize
+        return self._free
 
     def take(self, n: int, after: int = 0) -> np.ndarray:
         """`n` free places (int32, rising), side by side where possible: best just past `after`.
@@ -85,6 +86,7 @@ class Pool:
         if not fits:
             places = self._fresh(n)
         self.references[places] = 1
+        self._free -= n
         return places
 
     def _fresh(self, n: int) -> np.ndarray:
@@ -108,6 +110,8 @@ class Pool:
     def _count(self, places: ArrayLike, users: int) -> None:
         counted = np.asarray(places, np.int32)
         np.add.at(self.references, counted[counted >= self.first], users)
+        if self:
+            self._free = int(np.count_nonzero(self.references == 0))
 
     def shared(self, places: np.ndarray) -> bool:
         return bool((self.references[places] > 1).any())
