@@ -14,6 +14,7 @@ import numpy as np
 from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
+from umbel_numa.fuse import Fuser, Linear, Range, overlap
 from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.memory import NativeWeight
 from umbel_numa.operations import ATTRIBUTES
@@ -21,7 +22,6 @@ from umbel_numa.operations import ATTRIBUTES
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
 
-Range = tuple[int, int]  # addresses [from, to)
 ACT_F32, ACT_I8, ACT_I16 = range(3)
 _WDATA = 1 << 60  # where the activations lie among the addresses, to tell them apart
 _ALIGN = 64
@@ -30,10 +30,12 @@ _ALIGN = 64
 def compile_split(graph: SplitGraph, engine: Engine) -> tuple[np.ndarray, np.ndarray, int]:
     """The steps, their tensors, and the bytes of activations that each node prepares."""
     writer = _Writer(graph, engine)
-    for node in graph.nodes:
-        assert node.op is not None
-        if not node.op.view:
-            writer.add(node)
+    nodes = [node for node in graph.nodes if node.op is not None and not node.op.view]
+    for item in Fuser(nodes, set(graph.outputs), writer.form, writer.place).items():
+        if isinstance(item, Linear):
+            writer.add_linear(item)
+        else:
+            writer.add(item)
     return writer.finish()
 
 
@@ -44,10 +46,16 @@ class _Writer:
     steps: list[np.void] = attrs.field(factory=list)
     tensors: list[np.void] = attrs.field(factory=list)
     numbers: dict[Tensor, int] = attrs.field(factory=dict)
-    prepared: dict[tuple[Tensor, int], Range] = attrs.field(factory=dict)
-    wdata: int = 0  # bytes
+    prepared: dict[tuple[Tensor | int, ...], Range] = attrs.field(factory=dict)
+    wdata: int = attrs.field(init=False)  # bytes for prepared activations
+    next: int = 0
     read: list[Range] = attrs.field(factory=list)  # since the threads last met
     written: list[Range] = attrs.field(factory=list)
+
+    @wdata.default
+    def _most(self) -> int:
+        read = (node.inputs[1] for node in self.graph.nodes if _multiplies(node))
+        return 2 * max((_prepared_bytes(x, ACT_I16) for x in read), default=0)
 
     # tensors
 
@@ -74,7 +82,14 @@ class _Writer:
             raw["data"] = buffer.map("rw").ctypes.data + slot.offset + t.offset
         return raw
 
-    def _range(self, t: Tensor) -> Range:
+    def form(self, w: Tensor) -> int | None:
+        """How a packed weight wants activations; None: it is none, or only a part of one."""
+        buffer = self.graph.slots[w.storage].buffer
+        plain = w.base is None and len(w.shape) == 2
+        packed = plain and isinstance(buffer, NativeWeight) and buffer.address
+        return self.engine.format(w.dtype).act if packed else None
+
+    def place(self, t: Tensor) -> Range:
         """All that the tensor's storage covers: views of one storage count as one."""
         slot = self.graph.slots[t.storage]
         start = slot.buffer.handle + slot.offset
@@ -102,7 +117,10 @@ class _Writer:
         values: Sequence[float] = (),
         reads: Sequence[Range] = (),
         writes: Sequence[Range] = (),
+        *,
+        plain: bool = True,
     ) -> None:
+        """Appends a step; it reads its inputs and writes `out`, where that is `plain`."""
         step = np.zeros(1, STEP)[0]
         step["op"] = operations()[name]
         step["inputs"] = len(inputs)
@@ -110,19 +128,19 @@ class _Writer:
         step["in"] = [*map(self.number, inputs), *[0] * (INPUTS - len(inputs))]
         step["i"][: len(numbers)] = numbers
         step["f"][: len(values)] = values
-        reads = [*reads, *(self._range(t) for t in inputs if not _constant(t))]
-        writes = [*writes]
-        if out is not None:
-            writes.append(self._range(out))
+        reads, writes = [*reads], [*writes]
+        if plain:
+            reads += [self.place(t) for t in inputs if not _constant(t)]
+        if plain and out is not None:
             mutated = out.op.mutates if out.op else ()
-            writes += [self._range(out.inputs[i]) for i in mutated]
+            writes += [self.place(out), *(self.place(out.inputs[i]) for i in mutated)]
         step["barrier"] = self._meet(reads, writes)
         self.steps.append(step)
 
     def _meet(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """Whether all threads have to meet first; keeps the books."""
-        meet = _overlap(writes, self.written) or _overlap(writes, self.read)
-        meet = meet or _overlap(reads, self.written)
+        meet = overlap(writes, self.written) or overlap(writes, self.read)
+        meet = meet or overlap(reads, self.written)
         if meet:
             self.read, self.written = [], []
         self.read += reads
@@ -136,22 +154,54 @@ class _Writer:
             self.step("mul_mat_dense", node, node.inputs)
             return
         form = self.engine.format(w.dtype).act
-        where = self._prepare(x, form)
+        where = self._prepare((x,), form)
         numbers = (where[0] - _WDATA, form)
         self.step("mul_mat", node, (w, x), numbers, reads=[where])
 
-    def _prepare(self, x: Tensor, form: int) -> Range:
-        """Where the values of x lie as a product wants them."""
-        key = x, form
+    def add_linear(self, linear: Linear) -> None:
+        """Products with one x. Of one row each thread prepares the x for itself: to wait for the
+        one that does it would take as long. More rows are prepared together, for each node."""
+        form = self.form(linear.products[0].node.inputs[0])
+        assert form is not None
+        x, norm, glu, outs = linear.x, linear.norm, linear.glu, linear.outs
+        eps = norm.attrs["eps"] if norm else 0.0
+        normed = (x, norm.inputs[1]) if norm else (x,)
+        places = [self.place(out) for out in outs]
+        alone = x.size == x.shape[-1] and not overlap([self.place(x)], places)
+        where = None if alone else self._prepare(normed, form, eps)
+        inputs = list(normed) if alone else []
+        for p in linear.products:
+            inputs += [p.node.inputs[0], p.out, p.add or p.out]
+        adds = sum(1 << i for i, p in enumerate(linear.products) if p.add is not None)
+        kind = operations()[glu.op.name] if glu and glu.op else -1
+        start = -1 if where is None else where[0] - _WDATA
+        size = x.size // x.shape[-1], x.shape[-1]
+        numbers = (start, form, len(linear.products), kind, bool(norm), adds, *size)
+        reads = [self.place(t) for t in (x, *(p.add for p in linear.products)) if t is not None]
+        reads = reads if where is None else [*reads[1:], where]
+        self.step("linear", glu, inputs, numbers, (eps,), reads, places, plain=False)
+
+    def _prepare(self, normed: tuple[Tensor, ...], form: int, eps: float = 0.0) -> Range:
+        """Where the values of x, or of x normed, lie as a product wants them."""
+        x, key = normed[0], (*normed, form)
         if key not in self.prepared:
-            rows, blocks = x.size // x.shape[-1], -(-x.shape[-1] // 32)
-            size = rows * blocks * (32 * (form if form == ACT_I16 else 1) + 12)
-            start = _WDATA + self.wdata
-            self.wdata += -(-size // _ALIGN) * _ALIGN
-            self.prepared[key] = start, start + size
-            numbers = (start - _WDATA, form)
-            self.step("quantise", None, (x,), numbers, writes=[self.prepared[key]])
+            here = self._reserve(_prepared_bytes(x, form))
+            numbers = (here[0] - _WDATA, form, len(normed) > 1)
+            self.step("prepare", None, normed, numbers, (eps,), writes=[here])
+            self.prepared[key] = here
         return self.prepared[key]
+
+    def _reserve(self, size: int) -> Range:
+        """A place for prepared activations; what was there before is prepared anew when it is
+        wanted again. Two of the largest fit, so that the next seldom waits for the last."""
+        if self.next + size > self.wdata:
+            self.next = 0
+        start = _WDATA + self.next
+        here = start, start + size
+        self.next += -(-size // _ALIGN) * _ALIGN
+        kept = {k: r for k, r in self.prepared.items() if not overlap([here], [r])}
+        self.prepared = kept
+        return here
 
     def finish(self) -> tuple[np.ndarray, np.ndarray, int]:
         steps, tensors = np.array(self.steps, STEP), np.array(self.tensors, TENSOR)
@@ -165,9 +215,15 @@ def _float_strides(n: np.ndarray) -> list[int]:
     return strides[::-1]
 
 
+def _multiplies(node: Tensor) -> bool:
+    return node.op is not None and node.op.name in ("mul_mat", "mul_mat_id")
+
+
+def _prepared_bytes(x: Tensor, form: int) -> int:
+    """What the activations of `un_act` take: values, scales, and sums."""
+    rows, blocks = x.size // max(x.shape[-1], 1), -(-x.shape[-1] // 32)
+    return rows * blocks * (32 * (2 if form == ACT_I16 else 1) + 12)
+
+
 def _constant(t: Tensor) -> bool:
     return t.storage.role.value in ("weight", "const")
-
-
-def _overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)

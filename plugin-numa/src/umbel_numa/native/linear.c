@@ -1,0 +1,166 @@
+/* The linear layers of a model: activations prepared for packed weights, and products with them.
+ *
+ * prepare: in[0] x (..., N, n) float, in[1] the weight of an rms_norm before it, when i[2]; i[0]
+ * where in the wdata of each node, i[1] the form (UN_ACT_*), f[0] eps. Each node's threads make a
+ * copy of their own.
+ *
+ * linear: i[2] products with the same x; each has three tensors: packed weight (out, n), result
+ * (N, out), what is added to it, (out) or (N, out), or the result itself where there is nothing
+ * (bit p of i[5] says). i[0], i[1] as above; i[0] is -1 where each thread prepares the one row for
+ * itself, then x, and with i[4] the weight of the norm, stand in front of the products. i[3] is
+ * the operation of a gated linear unit, whose gate and up are the two products and whose result
+ * is `out`; else -1. i[6], i[7] the sizes of x: N, n. */
+#include "functions.h"
+#include "norm.h"
+#include "packed.h"
+
+/* Row t of the activations, from floats. `room` for n floats, when there is a norm. */
+static void prepare_row(un_act a, int form, int64_t t, const float *x, const float *norm,
+                        float eps, int64_t n, float *room)
+{
+    if (norm) {
+        un_rms_norm_row(room, x, norm, n, eps);
+        x = room;
+    }
+    un_prepare_row(un_act_from(a, form, t), form, x, n);
+}
+
+void UN_(prepare)(const un_task *task)
+{
+    const un_step *step = task->step;
+    const un_tensor *x = un_in(task, 0), *norm = step->i[2] ? un_in(task, 1) : NULL;
+    int form = (int)step->i[1];
+    int64_t rows = un_rows(x), n = x->n[3], from, to;
+    un_act a = un_act_at(task->wdata[task->node] + step->i[0], form, rows, n);
+    un_share(rows, task->rank, task->size, &from, &to);
+    if (from == to)
+        return;
+    float *line = un_scratch_get(task, (size_t)(2 * n + UN_LANES) * 4), *room = line + n;
+    if (!line)
+        return;
+    for (int64_t t = from; t < to; t++) {
+        const char *row = un_row(x, t);
+        for (int64_t k = 0; x->s[3] != 4 && k < n; k++)
+            memcpy(&line[k], row + k * x->s[3], 4);
+        prepare_row(a, form, t, x->s[3] == 4 ? (const float *)row : line,
+                    norm ? (const float *)norm->data : NULL, step->f[0], n, room);
+    }
+}
+
+/* The products of a step, for one thread. */
+typedef struct {
+    const un_tensor *w[3], *out[3], *add[3];
+    int count, form, glu;
+    un_act x;
+    int64_t tokens;
+    const un_tensor *unit; /* the result of the gated unit */
+} layers;
+
+/* Where 16 results of one token and group go, and what is added to them. */
+static void store(const layers *l, int p, int64_t row, int64_t t, const float *acc)
+{
+    const un_tensor *out = l->out[p], *add = l->add[p];
+    int64_t rows = l->w[p]->weight->rows, n = rows - row < UN_LANES ? rows - row : UN_LANES;
+    float *to = (float *)(out->data + t * out->s[2]) + row;
+    if (!add) {
+        memcpy(to, acc, (size_t)n * 4);
+        return;
+    }
+    const char *line = add->data + (add->n[2] > 1 ? t * add->s[2] : 0);
+    const float *from = (const float *)line + row;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = acc[i] + from[i];
+}
+
+/* acc (n tokens, 16 rows) = group times the tokens from t on */
+static void dot(const layers *l, const un_weight *w, const uint8_t *group, int64_t t, int n,
+                float *acc)
+{
+    un_dot d = {.group = group, .from = 0, .to = l->x.blocks, .tokens = n, .acc = acc};
+    d.x = un_act_from(l->x, l->form, t);
+    if (l->form == UN_ACT_F32)
+        UN_(dot_floats)(w->format, &d);
+    else
+        w->format->dot(&d);
+}
+
+static void products(const layers *l, int p, int node, int64_t from, int64_t to, int64_t t, int n)
+{
+    _Alignas(64) float acc[UN_MANY * UN_LANES], up[UN_MANY * UN_LANES];
+    const un_weight *w = l->w[p]->weight;
+    for (int64_t g = from; g < to; g++) {
+        dot(l, w, un_group(w, node, g), t, n, acc);
+        int64_t row = g * UN_LANES;
+        if (l->glu < 0) {
+            for (int i = 0; i < n; i++)
+                store(l, p, row, t + i, acc + i * UN_LANES);
+            continue;
+        }
+        dot(l, l->w[1]->weight, un_group(l->w[1]->weight, node, g), t, n, up);
+        UN_(glu)(l->glu, acc, up, n * UN_LANES);
+        int64_t rows = w->rows - row < UN_LANES ? w->rows - row : UN_LANES;
+        for (int i = 0; i < n; i++)
+            memcpy((float *)(l->unit->data + (t + i) * l->unit->s[2]) + row, acc + i * UN_LANES,
+                   (size_t)rows * 4);
+    }
+}
+
+/* All products as one row of groups, so that shares are even however many there are of each. */
+static void all_products(const un_task *task, const layers *l)
+{
+    int64_t groups = 0, from, to;
+    int node = 0, part = task->thread, parts = task->threads, count = l->glu < 0 ? l->count : 1;
+    if (l->w[0]->weight->nodes > 1)
+        node = task->node, part = task->rank, parts = task->size;
+    for (int p = 0; p < count; p++)
+        groups += l->w[p]->weight->first[node + 1] - l->w[p]->weight->first[node];
+    un_share(groups, part, parts, &from, &to);
+    for (int p = 0; p < count && from < to; p++) {
+        const int64_t *first = l->w[p]->weight->first + node;
+        int64_t here = first[1] - first[0], end = to < here ? to : here;
+        for (int64_t t = 0; t < l->tokens && from < here; t += UN_MANY) {
+            int n = (int)(l->tokens - t < UN_MANY ? l->tokens - t : UN_MANY);
+            products(l, p, node, first[0] + from, first[0] + end, t, n);
+        }
+        from = from > here ? from - here : 0;
+        to -= here;
+    }
+}
+
+/* The one row of x, prepared by this thread for itself. */
+static int prepare_alone(const un_task *task, layers *l, int64_t n)
+{
+    const un_step *step = task->step;
+    const un_tensor *x = un_in(task, 0), *norm = step->i[4] ? un_in(task, 1) : NULL;
+    size_t bytes = un_act_bytes(l->form, 1, n);
+    char *room = un_scratch_get(task, bytes + (size_t)(n + UN_LANES) * 4 + 64);
+    if (!room)
+        return 0;
+    l->x = un_act_at(room, l->form, 1, n);
+    float *normed = (float *)(room + (bytes + 63) / 64 * 64);
+    prepare_row(l->x, l->form, 0, (const float *)x->data, norm ? (const float *)norm->data : NULL,
+                step->f[0], n, normed);
+    return 1;
+}
+
+void UN_(linear)(const un_task *task)
+{
+    const un_step *step = task->step;
+    layers l = {.count = (int)step->i[2], .form = (int)step->i[1], .glu = (int)step->i[3]};
+    int64_t n = step->i[7];
+    int at = step->i[0] >= 0 ? 0 : step->i[4] ? 2 : 1;
+    l.tokens = step->i[6];
+    l.unit = step->out >= 0 ? un_out(task) : NULL;
+    for (int p = 0; p < l.count; p++, at += 3) {
+        l.w[p] = un_in(task, at);
+        l.out[p] = un_in(task, at + 1);
+        l.add[p] = step->i[5] >> p & 1 ? un_in(task, at + 2) : NULL;
+    }
+    if (step->i[0] < 0) {
+        if (!prepare_alone(task, &l, n))
+            return;
+    } else {
+        l.x = un_act_at(task->wdata[task->node] + step->i[0], l.form, l.tokens, n);
+    }
+    all_products(task, &l);
+}
