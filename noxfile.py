@@ -186,3 +186,9 @@ def bench(session: nox.Session) -> None:
     session.install(*DEMO)
     session.run("python", "tests/bench/beside_transformers.py", *session.posargs)
     session.run("python", "tests/bench/constrained.py")
+
+
+@nox.session(name="model-check")
+def model_check(session: nox.Session) -> None:
+    """The native engine's barrier, exhaustively, and mutants of it (needs Debian's spin)."""
+    session.run("python", "plugin-numa/model/check.py")
