@@ -226,7 +226,8 @@ UN_API int un_run(un_engine *e, un_program *p, int threads)
     run r = {e, p, threads};
     atomic_store(&e->failed, UN_OK);
     atomic_store(&e->stop_at, p->count);
-    un_pool_run(e->pool, threads, work, &r);
+    if (un_pool_run(e->pool, threads, work, &r) < 0)
+        return UN_NO_MEMORY; /* the child of a fork cannot start threads */
     if (atomic_load(&e->failed))
         return atomic_load(&e->failed);
     return atomic_load(&e->stop_at) < p->count ? UN_CANCELLED : UN_OK;
@@ -266,10 +267,10 @@ static void pack(void *arg, int thread)
 }
 
 /* Packs the rows of a file, `stride` bytes apart, into a weight whose memory is there. */
-UN_API void un_pack(un_engine *e, const un_weight *weight, const char *rows, int64_t stride)
+UN_API int un_pack(un_engine *e, const un_weight *weight, const char *rows, int64_t stride)
 {
     packing p = {{e, NULL, e->threads}, weight, rows, stride};
-    un_pool_run(e->pool, e->threads, pack, &p);
+    return un_pool_run(e->pool, e->threads, pack, &p);
 }
 
 /* The group of a row, wherever it lies. */
