@@ -46,9 +46,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def core(session: nox.Session) -> None:
-    """The unit tests of the core."""
+    """The unit tests of the core, and of the benchmark that it is measured with."""
     session.install(*TESTING, *KIT)
-    session.run("pytest", "core/tests", *session.posargs)
+    session.run("pytest", "core/tests", "tests/bench", *session.posargs)
 
 
 @nox.session
@@ -192,3 +192,30 @@ def bench(session: nox.Session) -> None:
 def model_check(session: nox.Session) -> None:
     """The native engine's barrier, exhaustively, and mutants of it (needs Debian's spin)."""
     session.run("python", "plugin-numa/model/check.py")
+
+
+@nox.session(name="bench-peers")
+def bench_peers(session: nox.Session) -> None:
+    """Umbel's native engine beside llama.cpp, sample by sample; renews docs/performance.md.
+
+    llama.cpp is built from source for this processor, in an environment of its own, which takes
+    15 minutes: `-- --llama-cpp PYTHON` takes that of another Python. The models are made at
+    first and take 12 GB: `--models FOLDER` keeps them elsewhere.
+    """
+    session.install("./core[quantize]", "./plugin-numa")
+    session.install(*DEMO)
+    folder = Path(session.create_tmp()).resolve()
+    given = [f"--models={folder / 'models'}"]
+    if not {"--llama-cpp", "--list"} & {*session.posargs}:
+        beside = folder / "llama.cpp"
+        python = str(beside / "bin/python")
+        if not beside.exists():
+            session.run("python", "-m", "venv", str(beside))
+        # not from a cache, where it may stand with other flags
+        install = (python, "-m", "pip", "install", "--no-cache-dir", "llama-cpp-python==0.3.36")
+        native = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release"}
+        session.run(*install, env=native, external=True)
+        given.append(f"--llama-cpp={python}")
+    if not {"--row", "--quick", "--list", "--device"} & {*session.posargs}:
+        given.append("--write=docs/performance.md")
+    session.run("python", "tests/bench/rivals.py", *given, *session.posargs)
