@@ -65,6 +65,12 @@ static inline uint16_t un_to_half(float x)
 
 static inline float un_bf16(uint16_t h) { return un_bits((uint32_t)h << 16); }
 
+static inline uint16_t un_to_bf16(float x) /* to the nearest, ties to even */
+{
+    uint32_t u = un_bits_of(x), nan = (u & 0x7fffffff) > 0x7f800000u;
+    return (uint16_t)(nan ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
 /* Loads and stores of n < UN_XL values; what is not there is zero. */
 static inline xf xf_load_n(const float *p, int64_t n)
 {
@@ -80,26 +86,74 @@ static inline void xf_store_n(float *p, xf v, int64_t n)
     memcpy(p, t, (size_t)n * 4);
 }
 
-/* exp to about 2 ulp; 0 below -87.3, clamped above 88.7 (where it would leave float32 it gives
- * infinity). n = round(x / ln 2), exp(x - n ln 2) by a polynomial, times 2^n. */
+/* Exact: only signs change. */
+static inline xf xf_neg(xf x) { return xf_sub(xf_set1(-0.0f), x); }
+
+/* exp(x) - 1 = 2^n q + (2^n - 1) with n = round(x / ln 2) and q = exp(x - n ln 2) - 1, which
+ * is a polynomial (fitted for the least largest error, 3e-9). Of NaN, q is NaN; where exp
+ * leaves float32 it may be anything. */
+static inline xf xf_exp_parts(xf x, xi *n)
+{
+    *n = xi_round(xf_mul(x, xf_set1(1.44269504f)));
+    xf fn = xf_of_xi(*n);
+    xf r = xf_fma(fn, xf_set1(-0.693359375f), x); /* ln 2 in two parts */
+    r = xf_fma(fn, xf_set1(2.12194440e-4f), r);
+    xf p = xf_set1(1.38145901e-3f);
+    p = xf_fma(p, r, xf_set1(8.36871727e-3f));
+    p = xf_fma(p, r, xf_set1(4.16683882e-2f));
+    p = xf_fma(p, r, xf_set1(0.166665206f));
+    p = xf_fma(p, r, xf_set1(0.499999934f));
+    return xf_fma(xf_mul(r, r), p, r);
+}
+
+/* exp to about 1 ulp; 0 below -87.3, where it would not be a normal number; infinity above
+ * 88.7. */
 static inline xf xf_exp(xf x)
 {
-    xf top = xf_min(xf_max(x, xf_set1(-87.33654f)), xf_set1(88.72283f));
-    xi n = xi_round(xf_mul(top, xf_set1(1.44269504f)));
-    xf fn = xf_of_xi(n);
-    xf r = xf_fma(fn, xf_set1(-0.693359375f), top);
-    r = xf_fma(fn, xf_set1(2.12194440e-4f), r);
-    xf p = xf_set1(1.9875691500e-4f);
-    p = xf_fma(p, r, xf_set1(1.3981999507e-3f));
-    p = xf_fma(p, r, xf_set1(8.3334519073e-3f));
-    p = xf_fma(p, r, xf_set1(4.1665795894e-2f));
-    p = xf_fma(p, r, xf_set1(1.6666665459e-1f));
-    p = xf_fma(p, r, xf_set1(5.0000001201e-1f));
-    p = xf_add(xf_fma(xf_mul(r, r), p, r), xf_set1(1.0f));
-    p = xf_pow2(p, n);
-    p = xf_keep_ge(p, x, -87.33654f);                       /* else 0 */
-    return xf_or_inf(p, x, 88.72283f);                      /* infinity above */
+    xi n;
+    xf q = xf_exp_parts(x, &n);
+    xf p = xf_pow2(xf_add(q, xf_set1(1)), n);
+    return xf_or_inf(xf_keep_ge(p, x, -87.33654f), x, 88.72283f);
 }
+
+/* e / (2 + e) of |x|, with e = exp(-2 |x|) - 1, and the sign of x: accurate near 0, too. */
+static inline xf xf_tanh(xf x)
+{
+    xi n;
+    xf y = xf_max(xf_set1(-87), xf_mul(xf_set1(-2), xf_abs(x))); /* of NaN NaN */
+    xf q = xf_exp_parts(y, &n);
+    xf two = xf_pow2(xf_set1(1), n);
+    xf e = xf_fma(q, two, xf_sub(two, xf_set1(1)));
+    return xf_copysign(xf_div(e, xf_add(xf_set1(2), e)), x);
+}
+
+/* log(1 + exp(x)) = max(x, 0) + log(1 + e), e = exp(-|x|), as log((1 + s) / (1 - s)) with
+ * s = e / (2 + e) <= 1/3: s times a polynomial in s^2 (fitted, 4e-9). */
+static inline xf xf_softplus(xf x)
+{
+    xf e = xf_exp(xf_neg(xf_abs(x)));
+    xf s = xf_div(e, xf_add(xf_set1(2), e)), z = xf_mul(s, s);
+    xf p = xf_fma(xf_set1(0.28178334f), z, xf_set1(0.27960603f));
+    p = xf_fma(p, z, xf_set1(0.4002491f));
+    p = xf_fma(p, z, xf_set1(0.66666315f));
+    p = xf_fma(p, z, xf_set1(2));
+    return xf_fma(p, s, xf_max(xf_zero(), x));
+}
+
+#ifndef UN_TRANSPOSES
+/* Lane i of vector j becomes lane j of vector i. */
+static inline void xf_transpose(xf *v)
+{
+    float a[UN_XL][UN_XL], b[UN_XL][UN_XL];
+    for (int j = 0; j < UN_XL; j++)
+        xf_store(a[j], v[j]);
+    for (int j = 0; j < UN_XL; j++)
+        for (int i = 0; i < UN_XL; i++)
+            b[i][j] = a[j][i];
+    for (int i = 0; i < UN_XL; i++)
+        v[i] = xf_load(b[i]);
+}
+#endif
 
 /* The sum of 16 partial sums in one order: i and i + 8, then 4, 2, 1 apart. */
 static inline float un_sum16(const float *v)

@@ -22,6 +22,11 @@ static inline xf xf_mul(xf a, xf b) { return _mm256_mul_ps(a, b); }
 static inline xf xf_div(xf a, xf b) { return _mm256_div_ps(a, b); }
 static inline xf xf_max(xf a, xf b) { return _mm256_max_ps(a, b); }
 static inline xf xf_min(xf a, xf b) { return _mm256_min_ps(a, b); }
+static inline xf xf_abs(xf a) { return _mm256_andnot_ps(xf_set1(-0.0f), a); }
+static inline xf xf_copysign(xf a, xf s)
+{
+    return _mm256_or_ps(xf_abs(a), _mm256_and_ps(xf_set1(-0.0f), s));
+}
 static inline xf xf_sqrt(xf a) { return _mm256_sqrt_ps(a); }
 static inline xf xf_fma(xf a, xf b, xf c) { return _mm256_fmadd_ps(a, b, c); }
 static inline xf xf_of_xi(xi v) { return _mm256_cvtepi32_ps(v); }
@@ -38,6 +43,25 @@ static inline xf xf_load_bf16(const uint16_t *p)
 {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+#define UN_TRANSPOSES
+/* Lane i of vector j becomes lane j of vector i: pairs, fours, halves. */
+static inline void xf_transpose(xf *v)
+{
+    xf a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int k = 0; k < 2; k++) {
+            b[i + 2 * k] = _mm256_shuffle_ps(a[i + k], a[i + k + 2], 0x44);
+            b[i + 2 * k + 1] = _mm256_shuffle_ps(a[i + k], a[i + k + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        v[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
 }
 /* p * 2^n, for n of the normal numbers; in two steps, as 2^128 is none */
 static inline xf xf_pow2(xf p, xi n)

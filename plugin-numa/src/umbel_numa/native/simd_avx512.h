@@ -17,6 +17,11 @@ static inline xf xf_mul(xf a, xf b) { return _mm512_mul_ps(a, b); }
 static inline xf xf_div(xf a, xf b) { return _mm512_div_ps(a, b); }
 static inline xf xf_max(xf a, xf b) { return _mm512_max_ps(a, b); }
 static inline xf xf_min(xf a, xf b) { return _mm512_min_ps(a, b); }
+static inline xf xf_abs(xf a) { return _mm512_abs_ps(a); }
+static inline xf xf_copysign(xf a, xf s)
+{
+    return _mm512_or_ps(xf_abs(a), _mm512_and_ps(xf_set1(-0.0f), s));
+}
 static inline xf xf_sqrt(xf a) { return _mm512_sqrt_ps(a); }
 static inline xf xf_fma(xf a, xf b, xf c) { return _mm512_fmadd_ps(a, b, c); }
 static inline xf xf_of_xi(xi v) { return _mm512_cvtepi32_ps(v); }
@@ -33,6 +38,31 @@ static inline xf xf_load_bf16(const uint16_t *p)
 {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+#define UN_TRANSPOSES
+/* Lane i of vector j becomes lane j of vector i: pairs, fours, then quarters of the vectors. */
+static inline void xf_transpose(xf *v)
+{
+    xf a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int k = 0; k < 2; k++) {
+            b[i + 2 * k] = _mm512_shuffle_ps(a[i + k], a[i + k + 2], 0x44);
+            b[i + 2 * k + 1] = _mm512_shuffle_ps(a[i + k], a[i + k + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        xf x = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88);
+        xf y = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
+        xf z = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88);
+        xf w = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+        v[i] = _mm512_shuffle_f32x4(x, z, 0x88);
+        v[i + 4] = _mm512_shuffle_f32x4(y, w, 0x88);
+        v[i + 8] = _mm512_shuffle_f32x4(x, z, 0xdd);
+        v[i + 12] = _mm512_shuffle_f32x4(y, w, 0xdd);
+    }
 }
 /* p * 2^n, for n of the normal numbers */
 static inline xf xf_pow2(xf p, xi n) { return _mm512_scalef_ps(p, _mm512_cvtepi32_ps(n)); }

@@ -25,6 +25,8 @@ static inline xf xf_div(xf a, xf b) { UN_EACH(xf, 16, a.v[i] / b.v[i]); }
 /* of NaN and a number the second, as x86 has it */
 static inline xf xf_max(xf a, xf b) { UN_EACH(xf, 16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 static inline xf xf_min(xf a, xf b) { UN_EACH(xf, 16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+static inline xf xf_abs(xf a) { UN_EACH(xf, 16, fabsf(a.v[i])); }
+static inline xf xf_copysign(xf a, xf s) { UN_EACH(xf, 16, copysignf(a.v[i], s.v[i])); }
 static inline xf xf_sqrt(xf a) { UN_EACH(xf, 16, sqrtf(a.v[i])); }
 static inline xf xf_fma(xf a, xf b, xf c) { UN_EACH(xf, 16, fmaf(a.v[i], b.v[i], c.v[i])); }
 static inline xf xf_of_xi(xi a) { UN_EACH(xf, 16, (float)a.v[i]); }
