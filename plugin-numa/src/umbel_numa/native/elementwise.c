@@ -4,6 +4,7 @@
  * and may take the memory of an operand of the same layout. scale: f[0] factor, f[1] what is
  * added; clamp: f[0] least, f[1] most.
  * An element has the same bits wherever it stands: the end of a row is a vector filled up. */
+#include "functions.h"
 #include "strided.h"
 
 #define UN_INLINE static inline __attribute__((always_inline))
@@ -179,3 +180,23 @@ BINARY(swiglu)
 BINARY(geglu)
 BINARY(geglu_erf)
 BINARY(geglu_quick)
+
+void UN_(glu)(int op, float *gate, const float *up, int64_t n)
+{
+    switch (op) {
+    case UN_OP_reglu:
+        reglu_row(gate, gate, up, n, 0, NULL);
+        break;
+    case UN_OP_swiglu:
+        swiglu_row(gate, gate, up, n, 0, NULL);
+        break;
+    case UN_OP_geglu:
+        geglu_row(gate, gate, up, n, 0, NULL);
+        break;
+    case UN_OP_geglu_erf:
+        geglu_erf_row(gate, gate, up, n, 0, NULL);
+        break;
+    default:
+        geglu_quick_row(gate, gate, up, n, 0, NULL);
+    }
+}

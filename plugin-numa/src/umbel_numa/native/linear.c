@@ -11,7 +11,6 @@
  * the operation of a gated linear unit, whose gate and up are the two products and whose result
  * is `out`; else -1. i[6], i[7] the sizes of x: N, n. */
 #include "functions.h"
-#include "norm.h"
 #include "packed.h"
 
 /* Row t of the activations, from floats. `room` for n floats, when there is a norm. */
@@ -19,7 +18,7 @@ static void prepare_row(un_act a, int form, int64_t t, const float *x, const flo
                         float eps, int64_t n, float *room)
 {
     if (norm) {
-        un_rms_norm_row(room, x, norm, n, eps);
+        UN_(rms_norm_row)(room, x, norm, n, eps);
         x = room;
     }
     un_prepare_row(un_act_from(a, form, t), form, x, n);

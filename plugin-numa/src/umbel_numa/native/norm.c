@@ -3,6 +3,7 @@
  * rms_norm: x / sqrt(mean(x^2) + eps) * weight; norm: the same of x less its mean, and the bias
  * added. in[0] x (..., n), in[1] weight, in[2] bias, which broadcast to x or are left out; f[0]
  * eps. */
+#include "functions.h"
 #include "strided.h"
 
 enum { ROOM = 16 }; /* floats between rows that are gathered */
@@ -63,3 +64,8 @@ static void norms(const un_task *task, int centred)
 
 void UN_(rms_norm)(const un_task *task) { norms(task, 0); }
 void UN_(norm)(const un_task *task) { norms(task, 1); }
+
+void UN_(rms_norm_row)(float *out, const float *x, const float *weight, int64_t n, float eps)
+{
+    norm_row(out, x, weight, NULL, n, eps, 0);
+}
