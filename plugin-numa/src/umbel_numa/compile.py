@@ -17,6 +17,7 @@ from umbel.hookspecs import SplitGraph
 from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.memory import NativeWeight
 from umbel_numa.operations import ATTRIBUTES
+from umbel_numa.operations.attention import attention, partial_bytes, rope_table
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
@@ -45,6 +46,8 @@ class _Writer:
     tensors: list[np.void] = attrs.field(factory=list)
     numbers: dict[Tensor, int] = attrs.field(factory=dict)
     prepared: dict[tuple[Tensor, int], Range] = attrs.field(factory=dict)
+    turns: dict[tuple[object, ...], Range] = attrs.field(factory=dict)  # tables of rope
+    partial: Range = (0, 0)  # what one attention leaves at a time
     wdata: int = 0  # bytes
     read: list[Range] = attrs.field(factory=list)  # since the threads last met
     written: list[Range] = attrs.field(factory=list)
@@ -86,8 +89,9 @@ class _Writer:
         """The step or steps of a node."""
         assert node.op is not None
         name = node.op.name
-        if name == "mul_mat":
-            self._mul_mat(node)
+        special = {"mul_mat": self._mul_mat, "kv_attention": self._attend, "rope": self._rope}
+        if name in special:
+            special[name](node)
             return
         attributes = ATTRIBUTES.get(name)
         numbers, values = attributes(node) if attributes else ((), ())
@@ -145,13 +149,47 @@ class _Writer:
         key = x, form
         if key not in self.prepared:
             rows, blocks = x.size // x.shape[-1], -(-x.shape[-1] // 32)
-            size = rows * blocks * (32 * (form if form == ACT_I16 else 1) + 12)
-            start = _WDATA + self.wdata
-            self.wdata += -(-size // _ALIGN) * _ALIGN
-            self.prepared[key] = start, start + size
-            numbers = (start - _WDATA, form)
-            self.step("quantise", None, (x,), numbers, writes=[self.prepared[key]])
+            where = self._reserve(rows * blocks * (32 * (form if form == ACT_I16 else 1) + 12))
+            self.prepared[key] = where
+            numbers = (where[0] - _WDATA, form)
+            self.step("quantise", None, (x,), numbers, writes=[where])
         return self.prepared[key]
+
+    def _reserve(self, size: int) -> Range:
+        """So many bytes of the memory that each node has for a step."""
+        start = _WDATA + self.wdata
+        self.wdata += -(-size // _ALIGN) * _ALIGN
+        return start, start + size
+
+    def _attend(self, node: Tensor) -> None:
+        """The new keys and values go to the caches; then all attend, maybe in two steps."""
+        q, k, v, k_cache, v_cache, cells, *others = node.inputs
+        caches = k_cache, v_cache
+        writes = [self._range(t) for t in caches]
+        self.step("kv_store", None, (k, v, cells, *caches), writes=writes)
+        inputs, values = (q, *caches, *others), attention(node)
+        size, reads = partial_bytes(node, self.engine.threads), list[Range]()
+        if size:
+            if self.partial[1] - self.partial[0] < size:
+                self.partial = self._reserve(size)
+            reads = [self.partial]
+        numbers = (k.shape[2], self.partial[0] - _WDATA if size else -1)
+        self.step("kv_attention", node, inputs, numbers, values, writes=reads)
+        if size:
+            self.step("kv_merge", node, inputs, numbers, values, reads=reads)
+
+    def _rope(self, node: Tensor) -> None:
+        """A product with a table that all ropes of its kind share."""
+        x, *where = node.inputs
+        table = rope_table(node)
+        if (key := (*where, *table)) not in self.turns:
+            size = 4 * where[0].size * table[0]
+            self.turns[key] = to = self._reserve(size)
+            numbers = (table[0], to[0] - _WDATA, *table[1:])
+            self.step("rope_cos_sin", None, where, numbers, writes=[to])
+        at = self.turns[key]
+        numbers = (table[0], at[0] - _WDATA, node.attrs["mode"] == "norm")
+        self.step("rope", node, (x,), numbers, reads=[at])
 
     def finish(self) -> tuple[np.ndarray, np.ndarray, int]:
         steps, tensors = np.array(self.steps, STEP), np.array(self.tensors, TENSOR)
