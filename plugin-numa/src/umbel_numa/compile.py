@@ -18,6 +18,7 @@ from umbel_numa.fuse import Fuser, Linear, Range, overlap
 from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.memory import NativeWeight
 from umbel_numa.operations import ATTRIBUTES
+from umbel_numa.operations.attention import attention, partial_bytes, rope_table
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
@@ -47,12 +48,21 @@ class _Writer:
     tensors: list[np.void] = attrs.field(factory=list)
     numbers: dict[Tensor, int] = attrs.field(factory=dict)
     prepared: dict[tuple[Tensor | int, ...], Range] = attrs.field(factory=dict)
-    wdata: int = attrs.field(init=False)  # bytes for prepared activations
+    turns: dict[tuple[object, ...], Range] = attrs.field(factory=dict)  # tables of rope
+    partial: Range = (0, 0)  # what one attention leaves at a time
+    ring: int = attrs.field(init=False)  # bytes for prepared activations, used in turn
     next: int = 0
+    wdata: int = attrs.field(
+        init=False
+    )  # bytes that each node has for a step, the ring's first
     read: list[Range] = attrs.field(factory=list)  # since the threads last met
     written: list[Range] = attrs.field(factory=list)
 
     @wdata.default
+    def _first(self) -> int:
+        return self.ring
+
+    @ring.default
     def _most(self) -> int:
         read = (node.inputs[1] for node in self.graph.nodes if _multiplies(node))
         return 2 * max((_prepared_bytes(x, ACT_I16) for x in read), default=0)
@@ -101,8 +111,9 @@ class _Writer:
         """The step or steps of a node."""
         assert node.op is not None
         name = node.op.name
-        if name == "mul_mat":
-            self._mul_mat(node)
+        special = {"mul_mat": self._mul_mat, "kv_attention": self._attend, "rope": self._rope}
+        if name in special:
+            special[name](node)
             return
         attributes = ATTRIBUTES.get(name)
         numbers, values = attributes(node) if attributes else ((), ())
@@ -185,16 +196,16 @@ class _Writer:
         """Where the values of x, or of x normed, lie as a product wants them."""
         x, key = normed[0], (*normed, form)
         if key not in self.prepared:
-            here = self._reserve(_prepared_bytes(x, form))
+            here = self._in_turn(_prepared_bytes(x, form))
             numbers = (here[0] - _WDATA, form, len(normed) > 1)
             self.step("prepare", None, normed, numbers, (eps,), writes=[here])
             self.prepared[key] = here
         return self.prepared[key]
 
-    def _reserve(self, size: int) -> Range:
+    def _in_turn(self, size: int) -> Range:
         """A place for prepared activations; what was there before is prepared anew when it is
         wanted again. Two of the largest fit, so that the next seldom waits for the last."""
-        if self.next + size > self.wdata:
+        if self.next + size > self.ring:
             self.next = 0
         start = _WDATA + self.next
         here = start, start + size
@@ -202,6 +213,42 @@ class _Writer:
         kept = {k: r for k, r in self.prepared.items() if not overlap([here], [r])}
         self.prepared = kept
         return here
+
+    def _reserve(self, size: int) -> Range:
+        """So many bytes of the memory that each node has for a step."""
+        start = _WDATA + self.wdata
+        self.wdata += -(-size // _ALIGN) * _ALIGN
+        return start, start + size
+
+    def _attend(self, node: Tensor) -> None:
+        """The new keys and values go to the caches; then all attend, maybe in two steps."""
+        q, k, v, k_cache, v_cache, cells, *others = node.inputs
+        caches = k_cache, v_cache
+        writes = [self.place(t) for t in caches]
+        self.step("kv_store", None, (k, v, cells, *caches), writes=writes)
+        inputs, values = (q, *caches, *others), attention(node)
+        size, reads = partial_bytes(node, self.engine.threads), list[Range]()
+        if size:
+            if self.partial[1] - self.partial[0] < size:
+                self.partial = self._reserve(size)
+            reads = [self.partial]
+        numbers = (k.shape[2], self.partial[0] - _WDATA if size else -1)
+        self.step("kv_attention", node, inputs, numbers, values, writes=reads)
+        if size:
+            self.step("kv_merge", node, inputs, numbers, values, reads=reads)
+
+    def _rope(self, node: Tensor) -> None:
+        """A product with a table that all ropes of its kind share."""
+        x, *where = node.inputs
+        table = rope_table(node)
+        if (key := (*where, *table)) not in self.turns:
+            size = 4 * where[0].size * table[0]
+            self.turns[key] = to = self._reserve(size)
+            numbers = (table[0], to[0] - _WDATA, *table[1:])
+            self.step("rope_cos_sin", None, where, numbers, writes=[to])
+        at = self.turns[key]
+        numbers = (table[0], at[0] - _WDATA, node.attrs["mode"] == "norm")
+        self.step("rope", node, (x,), numbers, reads=[at])
 
     def finish(self) -> tuple[np.ndarray, np.ndarray, int]:
         steps, tensors = np.array(self.steps, STEP), np.array(self.tensors, TENSOR)

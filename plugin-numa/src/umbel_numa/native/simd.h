@@ -166,6 +166,42 @@ static inline float un_sum16(const float *v)
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
+/* Of 16 partial sums in vectors those that one vector holds, as un_sum16 begins. */
+static inline xf xf_fold(const xf *parts)
+{
+    if (UN_PARTS == 4)
+        return xf_add(xf_add(parts[0], parts[2 % UN_PARTS]),
+                      xf_add(parts[1 % UN_PARTS], parts[3 % UN_PARTS]));
+    return UN_PARTS == 2 ? xf_add(parts[0], parts[1 % UN_PARTS]) : parts[0];
+}
+
+#ifndef UN_OWN_SUMS
+/* Of each of UN_XL vectors the sum of its lanes, in the order of un_sum16. */
+static inline xf xf_sums(const xf *v)
+{
+    float sums[UN_XL];
+    for (int i = 0; i < UN_XL; i++) {
+        float lanes[UN_XL];
+        xf_store(lanes, v[i]);
+        for (int n = UN_XL / 2; n; n /= 2)
+            for (int k = 0; k < n; k++)
+                lanes[k] += lanes[k + n];
+        sums[i] = lanes[0];
+    }
+    return xf_load(sums);
+}
+#endif
+
+#ifndef UN_OWN_TURN
+/* Four values of each of four rows, `stride` values apart, become four rows `to` apart. */
+static inline void un_turn4(const float *rows, int64_t stride, float *out, int64_t to)
+{
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4; k++)
+            out[k * to + i] = rows[i * stride + k];
+}
+#endif
+
 /* Sum over k of a[k] b[k] in 16 partial sums, so that its order depends on n alone. */
 static inline float un_dot_f32(const float *a, const float *b, int64_t n)
 {

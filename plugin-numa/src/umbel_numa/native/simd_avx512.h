@@ -127,3 +127,35 @@ static inline xi xi_dot16(xi acc, xh w, const int16_t *x)
 {
     return _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(un_four((const int8_t *)x)));
 }
+
+/* Of each of 16 vectors the sum of its lanes, in the order of un_sum16. */
+#define UN_OWN_SUMS
+static inline xf xf_sums(const xf v[16])
+{
+    xf four[4];
+    for (int i = 0; i < 4; i++) { /* vectors i, i + 4, i + 8, i + 12: 4 lanes of each */
+        xf a = xf_add(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x44),
+                      _mm512_shuffle_f32x4(v[i], v[i + 4], 0xee));
+        xf b = xf_add(_mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x44),
+                      _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xee));
+        four[i] = xf_add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    xf a = xf_add(_mm512_shuffle_ps(four[0], four[1], 0x44),
+                  _mm512_shuffle_ps(four[0], four[1], 0xee));
+    xf b = xf_add(_mm512_shuffle_ps(four[2], four[3], 0x44),
+                  _mm512_shuffle_ps(four[2], four[3], 0xee));
+    return xf_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Four values of each of four rows, `stride` values apart, become four rows `to` apart. */
+#define UN_OWN_TURN
+static inline void un_turn4(const float *rows, int64_t stride, float *out, int64_t to)
+{
+    __m128 a = _mm_loadu_ps(rows), b = _mm_loadu_ps(rows + stride);
+    __m128 c = _mm_loadu_ps(rows + 2 * stride), d = _mm_loadu_ps(rows + 3 * stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(out, a);
+    _mm_storeu_ps(out + to, b);
+    _mm_storeu_ps(out + 2 * to, c);
+    _mm_storeu_ps(out + 3 * to, d);
+}

@@ -77,7 +77,7 @@ typedef struct un_tensor {
     X(scale) X(clamp) X(cast) X(cont) X(concat) \
     X(rms_norm) X(norm) X(rope_cos_sin) X(rope) \
     X(get_rows) X(set_rows) X(quantise) X(mul_mat) X(mul_mat_dense) X(mul_mat_id) \
-    X(top_k) X(sum_rows) X(soft_max) X(flash_attn_ext) X(kv_attention) \
+    X(top_k) X(sum_rows) X(soft_max) X(flash_attn_ext) X(kv_store) X(kv_attention) X(kv_merge) \
     X(ssm_conv) X(ssm_scan)
 
 enum {
