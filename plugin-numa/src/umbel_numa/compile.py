@@ -166,7 +166,8 @@ class _Writer:
             return
         form = self.engine.format(w.dtype).act
         where = self._prepare((x,), form)
-        numbers = (where[0] - _WDATA, form)
+        first = w.offset // w.dtype.row_bytes(w.storage.shape[-1])
+        numbers = (where[0] - _WDATA, form, first)
         self.step("mul_mat", node, (w, x), numbers, reads=[where])
 
     def add_linear(self, linear: Linear) -> None:

@@ -1,114 +1,332 @@
-/* The product of a group of 16 packed rows with a tile of tokens, written once for all types of
- * weights. A lane is a row, so that a sum has one order whatever the tile and the instruction set:
- * for each block of 32 in turn, the products are added exactly as integers, then
- *     acc = acc + (float(sum) * d) * dx      and, of types with minima,      acc = acc + m * sx
- * are each one rounding for the product with the scale and one for the sum.
+/* The product of a group of 16 packed rows with tokens, written once for all types of weights.
  *
- * A type says, for block b of a group and the vector `part` of its lanes:
- *     xb NAME_vec(group, blocks, b, part, j)    the weights k = 4 j .. 4 j + 3, j < 8
- *     void NAME_scales(group, blocks, b, part, &d, &m)
- * with `blocks` of 32 in the row. */
+ * A lane is a row, so that a sum has one order whatever the tile and the instruction set. For
+ * each block of 32 values in turn (or half of it, where a type has two scales) the products of
+ * weights and activations are added exactly, as integers, and then
+ *     acc = acc + (sum * d) * dx
+ *     acc = acc + m * sx                       where a block has a minimum, or
+ *     acc = acc + (pair . sums * m) * dx       where its halves have: small integers times m
+ * with one rounding for what is in brackets, one for the rest.
+ *
+ * Integer sums begin at UN_MAGIC, the bits of M = 1.5 * 2^23. Read as floats they are M + sum,
+ * and a fused (M + sum) * d - M * d is sum * d, rounded once: it saves the conversion. M * d is
+ * exact, as scales have at most 19 bits; they must stay below 2^104, which MXFP4's could pass.
+ *
+ * A type says, for block b of a group and vector `part` of its lanes, what `un_type` asks. Few
+ * tokens take the packed weights as they are. For many, some blocks are unpacked to a panel that
+ * all tokens then meet: unpacking costs next to nothing, and types are about as fast. */
 #ifndef UN_BLOCKS_H
 #define UN_BLOCKS_H
 
 #include "simd.h"
 
 #define UN_INLINE static inline __attribute__((always_inline))
-
-/* DOT: xi_dot or xi_dot8; ZERO: what stands for 0 in the packed weights, MIN: 1 with minima */
-#define UN_DOT_TILE(NAME, DOT, ZERO, MIN) \
-    UN_INLINE void NAME##_tile(const un_dot *d, int first, const int T) \
-    { \
-        const int64_t blocks = d->x.blocks; \
-        const int8_t *q = (const int8_t *)d->x.q + first * d->x.n; \
-        const float *dx = d->x.d + first * blocks, *sx = d->x.s + first * blocks; \
-        const int32_t *sum = d->x.sum + first * blocks; \
-        for (int part = 0; part < UN_PARTS; part++) { \
-            float *out = d->acc + first * UN_LANES + part * UN_XL; \
-            xf acc[UN_TILE]; \
-            for (int t = 0; t < T; t++) \
-                acc[t] = d->more ? xf_load(out + t * UN_LANES) : xf_zero(); \
-            for (int64_t b = d->from; b < d->to; b++) { \
-                xi s[UN_TILE]; \
-                xf scale, least; \
-                for (int t = 0; t < T; t++) \
-                    s[t] = (ZERO) ? xi_set1(-(ZERO) * sum[t * blocks + b]) : xi_zero(); \
-                _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) { \
-                    xb w = NAME##_vec(d->group, blocks, b, part, j); \
-                    _Pragma("GCC unroll 16") for (int t = 0; t < T; t++) \
-                        s[t] = DOT(s[t], w, q + t * d->x.n + 32 * b + 4 * j); \
-                } \
-                NAME##_scales(d->group, blocks, b, part, &scale, &least); \
-                _Pragma("GCC unroll 16") for (int t = 0; t < T; t++) { \
-                    xf f = xf_mul(xf_of_xi(s[t]), scale); \
-                    acc[t] = xf_fma(f, xf_set1(dx[t * blocks + b]), acc[t]); \
-                    if (MIN) \
-                        acc[t] = xf_fma(least, xf_set1(sx[t * blocks + b]), acc[t]); \
-                } \
-            } \
-            for (int t = 0; t < T; t++) \
-                xf_store(out + t * UN_LANES, acc[t]); \
-        } \
-    }
-
-/* Tiles of the sizes that the registers hold. */
 #if defined(UN_AVX512) || defined(UN_NEON)
-#define UN_TILES(NAME) \
-    static void NAME##_dot(const un_dot *d) \
-    { \
-        int t = 0; \
-        for (; t + 8 <= d->tokens; t += 8) \
-            NAME##_tile(d, t, 8); \
-        if (t + 4 <= d->tokens) \
-            NAME##_tile(d, t, 4), t += 4; \
-        if (t + 2 <= d->tokens) \
-            NAME##_tile(d, t, 2), t += 2; \
-        if (t < d->tokens) \
-            NAME##_tile(d, t, 1); \
-    }
+#define UN_WIDE /* 32 registers */
+#endif
+#if defined(UN_WIDE) || defined(UN_AVX2)
+#define UN_VECTORS
+#define UN_UNROLL _Pragma("GCC unroll 16")
 #else
-#define UN_TILES(NAME) \
-    static void NAME##_dot(const un_dot *d) \
-    { \
-        int t = 0; \
-        for (; t + 4 <= d->tokens; t += 4) \
-            NAME##_tile(d, t, 4); \
-        if (t + 2 <= d->tokens) \
-            NAME##_tile(d, t, 2), t += 2; \
-        if (t < d->tokens) \
-            NAME##_tile(d, t, 1); \
-    }
+#define UN_UNROLL
 #endif
 
-/* The values of 16 rows and of one row from `_vec` and `_scales`, for reading back. */
-#define UN_READ_BACK(NAME, ZERO, MIN) \
-    static void NAME##_floats(const uint8_t *group, int64_t cols, int64_t b, float *out) \
-    { \
-        for (int part = 0; part < UN_PARTS; part++) { \
-            float d[UN_XL], m[UN_XL] = {0}; \
-            xf scale, least = xf_zero(); \
-            NAME##_scales(group, cols / 32, b, part, &scale, &least); \
-            xf_store(d, scale); \
-            if (MIN) \
-                xf_store(m, least); \
-            for (int j = 0; j < 8; j++) { \
-                xb w = NAME##_vec(group, cols / 32, b, part, j); \
-                uint8_t bytes[4 * UN_XL]; \
-                memcpy(bytes, &w, sizeof bytes); \
-                for (int i = 0; i < 4 * UN_XL; i++) \
-                    out[(4 * j + i % 4) * UN_LANES + part * UN_XL + i / 4] = \
-                        (float)(bytes[i] - (ZERO)) * d[i / 4] + m[i / 4]; \
-            } \
-        } \
-    } \
+static const int32_t UN_MAGIC = 0x4b400000;
+
+typedef struct un_scales {
+    xf d[2]; /* of the block, or of its halves */
+    xf m;
+    xh pair; /* of each lane, two numbers of 16 bits */
+} un_scales;
+
+typedef enum { UN_NO_MIN, UN_MIN, UN_PAIR } un_min;
+
+/* A type of weights. Known when tiles are compiled: always a constant. */
+typedef struct un_type {
+    /* the weights k = 4 j .. 4 j + 3 of each lane, j < 8 */
+    xb (*vec)(const uint8_t *group, int64_t b, int part, int j);
+    un_scales (*scales)(const uint8_t *group, int64_t b, int part);
+    int zero;     /* what stands for 0; 128: signed weights + 128, else they are at most 127 */
+    int run;      /* how many products xs_dot may add */
+    int halves;   /* scales of a block: 1 or 2 */
+    un_min min;
+    int bytes;    /* packed, of 32 values of 16 rows */
+} un_type;
+
+/* An unpacked block. */
+typedef struct un_panel {
+    uint8_t w[8][4 * UN_LANES];
+    float d[2][UN_LANES], m[UN_LANES];
+    int16_t pair[2 * UN_LANES];
+} un_panel;
+
+enum {
+    UN_FEW = 12,     /* fewer tokens do without a panel */
+    UN_AHEAD = 4096, /* bytes between what is read and what is asked for */
+    UN_CHUNK = 16    /* blocks of a panel: it stays in the first level of the cache */
+};
+
+/* Where the integer sum of half h of block b begins. */
+UN_INLINE int32_t un_begin(const un_type k, const int16_t *sum, int64_t b, int h)
+{
+    int zero = k.zero == 128 ? UN_DOT8_OFFSET : k.zero;
+    int32_t x = k.halves == 2 ? sum[2 * b + h] : sum[2 * b] + sum[2 * b + 1];
+    return UN_MAGIC - zero * x;
+}
+
+/* s[g][t] += the products of the vectors from <= j < to of G groups with rows n bytes apart */
+UN_INLINE void un_sums(const un_type k, xi s[][UN_TILE], const uint8_t *group,
+                       int64_t group_bytes, int64_t b, int part, int from, int to,
+                       const int8_t *x, int64_t n, const int G, const int T)
+{
+    UN_UNROLL for (int i = from; i < to; i += k.run) {
+        xs run[2][UN_TILE];
+        UN_UNROLL for (int g = 0; g < G; g++)
+            UN_UNROLL for (int t = 0; t < T; t++)
+                run[g][t] = xs_begin(s[g][t]);
+        UN_UNROLL for (int j = i; j < i + k.run; j++) {
+            xb w[2];
+            UN_UNROLL for (int g = 0; g < G; g++)
+                w[g] = k.vec(group + g * group_bytes, b, part, j);
+            UN_UNROLL for (int t = 0; t < T; t++)
+                UN_UNROLL for (int g = 0; g < G; g++)
+                    run[g][t] = k.zero == 128 ? xs_dot8(run[g][t], w[g], x + t * n + 4 * j)
+                                              : xs_dot(run[g][t], w[g], x + t * n + 4 * j);
+        }
+        UN_UNROLL for (int g = 0; g < G; g++)
+            UN_UNROLL for (int t = 0; t < T; t++)
+                s[g][t] = xs_end(s[g][t], run[g][t]);
+    }
+}
+
+/* acc[t] += a * d * x[t], where the integer a[t] counts from UN_MAGIC */
+UN_INLINE void un_scaled(xf *acc, const xi *a, xf d, const float *x, int64_t blocks,
+                         const int T)
+{
+    xf away = xf_sub(xf_zero(), xf_mul(d, xf_of_bits(xi_set1(UN_MAGIC))));
+    UN_UNROLL for (int t = 0; t < T; t++)
+        acc[t] = xf_fma(xf_fma(xf_of_bits(a[t]), d, away), xf_set1(x[t * blocks]), acc[t]);
+}
+
+/* What the minima of a block add to acc, of one group. */
+UN_INLINE void un_least(const un_type k, const un_scales *c, xf *acc, const float *dx,
+                        const float *sx, const int16_t *sum, int64_t blocks, const int T)
+{
+    if (k.min == UN_MIN) {
+        UN_UNROLL for (int t = 0; t < T; t++)
+            acc[t] = xf_fma(c->m, xf_set1(sx[t * blocks]), acc[t]);
+    } else if (k.min == UN_PAIR) {
+        xi s[UN_TILE];
+        UN_UNROLL for (int t = 0; t < T; t++)
+            s[t] = xi_dot16(xi_set1(UN_MAGIC), c->pair, sum + 2 * t * blocks);
+        un_scaled(acc, s, c->m, dx, blocks, T);
+    }
+}
+
+/* Asks for what is needed a little later; memory is read in one stream. */
+UN_INLINE void un_ahead(const uint8_t *p, int bytes)
+{
+    for (int i = 0; i < bytes; i += 64)
+        __builtin_prefetch(p + UN_AHEAD + i);
+}
+
+/* Where the integer sum of half h of block b begins; with `starts` it is known, see un_many. */
+UN_INLINE xi un_first(const un_type k, const int starts, const int32_t *start,
+                      const int16_t *sum, int64_t b, int h)
+{
+    if (!k.zero || (k.zero == 128 && !UN_DOT8_OFFSET))
+        return xi_set1(UN_MAGIC);
+    return xi_set1(starts ? start[k.halves * b + h] : un_begin(k, sum, b, h));
+}
+
+/* Tokens first .. first + T - 1 and G groups; with `starts`, of panels. */
+UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const int32_t *start,
+                       int first, const int G, const int T)
+{
+    const int64_t blocks = d->x.blocks, n = d->x.n;
+    const int8_t *q = (const int8_t *)d->x.q + first * n;
+    const float *dx = d->x.d + first * blocks, *sx = d->x.s + first * blocks;
+    const int16_t *sum = d->x.sum + 2 * first * blocks;
+    start += starts ? 2 * UN_CHUNK * first : 0;
+    for (int part = 0; part < UN_PARTS; part++) {
+        float *out = d->acc + first * UN_LANES + part * UN_XL;
+        xf acc[2][UN_TILE];
+        UN_UNROLL for (int g = 0; g < G; g++)
+            UN_UNROLL for (int t = 0; t < T; t++)
+                acc[g][t] = d->more ? xf_load(out + (g * UN_MANY + t) * UN_LANES) : xf_zero();
+        for (int64_t b = d->from; b < d->to; b++) {
+            for (int g = 0; !starts && part == 0 && g < G; g++)
+                un_ahead(d->group + g * d->group_bytes + b * k.bytes, k.bytes);
+            UN_UNROLL for (int h = 0; h < k.halves; h++) {
+                const int per = 8 / k.halves;
+                xi s[2][UN_TILE];
+                UN_UNROLL for (int t = 0; t < T; t++) {
+                    s[0][t] = un_first(k, starts, starts ? start + 2 * UN_CHUNK * t : start,
+                                       sum + 2 * t * blocks, b, h);
+                    if (G > 1)
+                        s[1][t] = s[0][t];
+                }
+                un_sums(k, s, d->group, d->group_bytes, b, part, h * per, h * per + per,
+                        q + 32 * b, n, G, T);
+                UN_UNROLL for (int g = 0; g < G; g++) {
+                    const un_scales c = k.scales(d->group + g * d->group_bytes, b, part);
+                    un_scaled(acc[g], s[g], c.d[h], dx + b, blocks, T);
+                    if (h == k.halves - 1)
+                        un_least(k, &c, acc[g], dx + b, sx + b, sum + 2 * b, blocks, T);
+                }
+            }
+        }
+        UN_UNROLL for (int g = 0; g < G; g++)
+            UN_UNROLL for (int t = 0; t < T; t++)
+                xf_store(out + (g * UN_MANY + t) * UN_LANES, acc[g][t]);
+    }
+}
+
+/* All tokens in tiles that the registers hold. */
+UN_INLINE void un_tiles(const un_type k, const un_dot *d, const int starts,
+                        const int32_t *start, const int G)
+{
+    int t = 0;
+#ifdef UN_WIDE
+    for (; t + 6 <= d->tokens; t += 6)
+        un_tile(k, d, starts, start, t, G, 6);
+#endif
+#ifdef UN_VECTORS
+    for (; t + 4 <= d->tokens; t += 4)
+        un_tile(k, d, starts, start, t, G, 4);
+    for (; t + 2 <= d->tokens; t += 2)
+        un_tile(k, d, starts, start, t, G, 2);
+#endif
+    for (; t < d->tokens; t++)
+        un_tile(k, d, starts, start, t, G, 1);
+}
+
+/* The groups: where there are registers for it, each value of x that is loaded meets two. */
+UN_INLINE void un_groups(const un_type k, const un_dot *d, const int starts,
+                         const int32_t *start)
+{
+#ifdef UN_WIDE
+    if (d->groups == 2 && d->tokens > 1) {
+        un_tiles(k, d, starts, start, 2);
+        return;
+    }
+#endif
+    un_dot one = *d;
+    for (int g = 0; g < d->groups; g++) {
+        un_tiles(k, &one, starts, start, 1);
+        one.group += d->group_bytes;
+        one.acc += UN_MANY * UN_LANES;
+    }
+}
+
+/* Block b as a panel has it. */
+UN_INLINE void un_unpack(const un_type k, const uint8_t *group, int64_t b, un_panel *to)
+{
+    for (int part = 0; part < UN_PARTS; part++) {
+        xb w[8];
+        UN_UNROLL for (int j = 0; j < 8; j++)
+            w[j] = k.vec(group, b, part, j);
+        const un_scales c = k.scales(group, b, part);
+        UN_UNROLL for (int j = 0; j < 8; j++)
+            xb_store(to->w[j] + 4 * UN_XL * part, w[j]);
+        UN_UNROLL for (int h = 0; h < k.halves; h++)
+            xf_store(to->d[h] + UN_XL * part, c.d[h]);
+        if (k.min != UN_NO_MIN)
+            xf_store(to->m + UN_XL * part, c.m);
+        if (k.min == UN_PAIR)
+            memcpy(to->pair + 2 * UN_XL * part, &c.pair, sizeof c.pair);
+    }
+}
+
+/* Panels against tokens, for each combination that types have (a zero of 1: any): panels.c. */
+typedef void un_panel_dot(const un_dot *d, const int32_t *start);
+#define UN_PANELS(X) \
+    X(nibbles, 1, 8, 1, UN_NO_MIN) X(nibbles_min, 0, 8, 1, UN_MIN) \
+    X(fifths, 1, 4, 1, UN_NO_MIN) X(fifths_min, 0, 4, 1, UN_MIN) \
+    X(signs, 128, 1, 1, UN_NO_MIN) X(sixths, 1, 2, 2, UN_NO_MIN) X(pairs, 0, 2, 1, UN_PAIR)
+
+/* The product for many tokens. start[2 * UN_CHUNK * t ...]: what un_begin gives for the blocks
+ * (or halves) of the panels. */
+UN_INLINE void un_many(const un_type k, const un_dot *d, un_panel_dot *dot)
+{
+    _Alignas(64) un_panel panel[2][UN_CHUNK];
+    _Alignas(64) int32_t start[UN_MANY * 2 * UN_CHUNK];
+    un_dot part = *d;
+    part.group = (const uint8_t *)panel;
+    part.group_bytes = sizeof panel[0];
+    part.from = 0;
+    for (int64_t b = d->from; b < d->to; b += UN_CHUNK) {
+        int count = (int)(d->to - b < UN_CHUNK ? d->to - b : UN_CHUNK);
+        for (int g = 0; g < d->groups; g++)
+            for (int i = 0; i < count; i++)
+                un_unpack(k, d->group + g * d->group_bytes, b + i, &panel[g][i]);
+        for (int t = 0; k.zero && t < d->tokens; t++)
+            for (int i = 0; i < count; i++)
+                for (int h = 0; h < k.halves; h++)
+                    start[2 * UN_CHUNK * t + k.halves * i + h] =
+                        un_begin(k, d->x.sum + 2 * t * d->x.blocks, b + i, h);
+        part.to = count;
+        part.x.q = (const int8_t *)d->x.q + 32 * b;
+        part.x.d = d->x.d + b;
+        part.x.s = d->x.s + b;
+        part.x.sum = d->x.sum + 2 * b;
+        part.more = d->more || b > d->from;
+        dot(&part, start);
+    }
+}
+
+/* The values of 16 rows, and of one row. */
+UN_INLINE void un_floats(const un_type k, const uint8_t *group, int64_t b, float *out)
+{
+    un_panel p;
+    un_unpack(k, group, b, &p);
+    for (int i = 0; i < 32; i++)
+        for (int r = 0; r < UN_LANES; r++) {
+            int h = i / 16;
+            int q = p.w[i / 4][4 * r + i % 4] - k.zero;
+            float v = (float)q * p.d[k.halves == 2 ? h : 0][r];
+            if (k.min == UN_MIN)
+                v += p.m[r];
+            if (k.min == UN_PAIR)
+                v += (float)p.pair[2 * r + h] * p.m[r];
+            out[i * UN_LANES + r] = v;
+        }
+}
+
+UN_INLINE void un_read_row(const un_type k, const uint8_t *group, int lane, int64_t cols,
+                           float *out)
+{
+    float all[32 * UN_LANES];
+    for (int64_t b = 0; b < cols / 32; b++) {
+        un_floats(k, group, b, all);
+        for (int i = 0; i < 32; i++)
+            out[32 * b + i] = all[i * UN_LANES + lane];
+    }
+}
+
+/* The format of a type that has NAME_pack, NAME_vec and NAME_scales: its number in GGUF, values
+ * and bytes of a packed block, the panel for it, and the other fields of un_type. */
+#define UN_FORMAT(NAME, TYPE, BLOCK, BYTES, PANEL, ZERO, RUN, HALVES, MIN) \
+    un_panel_dot UN_(panel_##PANEL); \
+    static const un_type NAME##_type = {NAME##_vec, NAME##_scales, ZERO, RUN, HALVES, MIN, \
+                                         UN_LANES * (BYTES) * 32 / (BLOCK)}; \
     static void NAME##_row(const uint8_t *group, int lane, int64_t cols, float *out) \
     { \
-        float all[32 * UN_LANES]; \
-        for (int64_t b = 0; b < cols / 32; b++) { \
-            NAME##_floats(group, cols, b, all); \
-            for (int k = 0; k < 32; k++) \
-                out[32 * b + k] = all[k * UN_LANES + lane]; \
-        } \
-    }
+        un_read_row(NAME##_type, group, lane, cols, out); \
+    } \
+    static void NAME##_floats(const uint8_t *group, int64_t cols, int64_t b, float *out) \
+    { \
+        un_floats(NAME##_type, group, b, out); \
+    } \
+    static void NAME##_dot(const un_dot *d) \
+    { \
+        const int32_t none = 0; \
+        if (d->tokens < UN_FEW) \
+            un_groups(NAME##_type, d, 0, &none); \
+        else \
+            un_many(NAME##_type, d, UN_(panel_##PANEL)); \
+    } \
+    const un_format UN_(NAME) = {TYPE, UN_ACT_I8, BLOCK, BYTES, NAME##_pack, NAME##_row, \
+                                 NAME##_floats, NAME##_dot};
 
 #endif

@@ -4,7 +4,9 @@
 #define DECLARE(name) un_kernel UN_(name) __attribute__((weak));
 UN_OPS(DECLARE)
 
-#define UN_FORMATS(X) X(q4_0) X(q4_1) X(q8_0)
+#define UN_FORMATS(X) \
+    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) \
+    X(iq4_nl) X(iq4_xs) X(mxfp4)
 #define FORMAT(name) extern const un_format UN_(name);
 UN_FORMATS(FORMAT)
 

@@ -82,9 +82,38 @@ static inline xf xf_or_inf(xf p, xf x, float most)
     return _mm256_blendv_ps(p, xf_set1(INFINITY), over);
 }
 
+/* the float whose bits these are */
+static inline xf xf_of_bits(xi v) { return _mm256_castsi256_ps(v); }
+static inline float xf_most(xf v) /* of all lanes */
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
 static inline xi xi_zero(void) { return _mm256_setzero_si256(); }
 static inline xi xi_set1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline xi xi_add(xi a, xi b) { return _mm256_add_epi32(a, b); }
+static inline xi xi_and(xi a, xi b) { return _mm256_and_si256(a, b); }
+static inline xi xi_or(xi a, xi b) { return _mm256_or_si256(a, b); }
+static inline xi xi_max(xi a, xi b) { return _mm256_max_epi32(a, b); }
+#define xi_shl(v, n) _mm256_slli_epi32((v), (n))
+#define xi_shr(v, n) _mm256_srli_epi32((v), (n))
+static inline void xi_store_s8(int8_t *p, xi v)
+{
+    __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(h, h));
+}
+static inline int32_t un_sum_s8(const int8_t *p) /* of 16 */
+{
+    __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8(-128));
+    v = _mm_sad_epu8(v, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(v) + _mm_extract_epi16(v, 4) - 16 * 128;
+}
+static inline xi xi_load_u16(const uint16_t *p)
+{
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 static inline xi xi_load_u8(const uint8_t *p)
 {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
@@ -95,6 +124,8 @@ static inline xi xi_load_s8(const uint8_t *p)
 }
 
 static inline xb xb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+static inline void xb_store(uint8_t *p, xb v) { _mm256_storeu_si256((__m256i *)p, v); }
+static inline xb xb_of_xi(xi v) { return v; }
 static inline xb xb_set1(uint8_t x) { return _mm256_set1_epi8((char)x); }
 static inline xb xb_and(xb a, xb b) { return _mm256_and_si256(a, b); }
 static inline xb xb_or(xb a, xb b) { return _mm256_or_si256(a, b); }
@@ -105,6 +136,9 @@ static inline xb xb_xor(xb a, xb b) { return _mm256_xor_si256(a, b); }
     _mm256_and_si256(_mm256_slli_epi16((v), (n)), xb_set1((uint8_t)(0xff << (n))))
 static inline xb xb_low4(xb v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 static inline xb xb_high4(xb v) { return xb_shr(v, 4); }
+/* sums and products of pairs of bytes as numbers of 16 bits */
+static inline xb xb_add16(xb a, xb b) { return _mm256_add_epi16(a, b); }
+static inline xb xb_mul16(xb a, xb b) { return _mm256_mullo_epi16(a, b); }
 /* table[v] for bytes below 16 */
 static inline xb xb_lookup(const uint8_t *table, xb v)
 {
@@ -141,7 +175,41 @@ static inline xi xi_dot8(xi acc, xb w, const int8_t *x)
 #endif
 }
 
+/* A run of such products whose sum goes to acc at its end. Without AVX-VNNI it has 16 bits for
+ * two of them: of weights up to 15 there may be 8 in a run, up to 31 4, up to 64 2, else 1. */
+typedef xi xs;
+#ifdef UN_AVXVNNI
+static inline xs xs_begin(xi acc) { return acc; }
+static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
+static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xi xs_end(xi acc, xs s) { return s; }
+#else
+static inline xs xs_begin(xi acc) { return xi_zero(); }
+static inline xs xs_add(xs s, __m256i pairs)
+{
+    s = _mm256_add_epi16(s, pairs);
+    __asm__("" : "+x"(s)); /* adds at once; gcc would keep all products of a run for a tree */
+    return s;
+}
+static inline xs xs_dot(xs s, xb w, const int8_t *x)
+{
+    return xs_add(s, _mm256_maddubs_epi16(w, _mm256_set1_epi32(un_four(x))));
+}
+static inline xs xs_dot8(xs s, xb w, const int8_t *x)
+{
+    __m256i v = _mm256_set1_epi32(un_four(x)), i = xb_xor(w, xb_set1(128));
+    return xs_add(s, _mm256_maddubs_epi16(_mm256_abs_epi8(i), _mm256_sign_epi8(v, i)));
+}
+static inline xi xs_end(xi acc, xs s)
+{
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(s, _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(acc));
+    return acc;
+}
+#endif
+
 /* acc + the product of each lane's 2 weights with the 2 values at x */
+static inline xh xh_of_xi(xi v) { return v; }
 static inline xh xh_load(const int16_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 static inline xi xi_dot16(xi acc, xh w, const int16_t *x)
 {

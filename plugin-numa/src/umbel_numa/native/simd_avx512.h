@@ -76,9 +76,32 @@ static inline xf xf_or_inf(xf p, xf x, float most)
     return _mm512_mask_mov_ps(p, over, xf_set1(INFINITY));
 }
 
+/* the float whose bits these are */
+static inline xf xf_of_bits(xi v) { return _mm512_castsi512_ps(v); }
+static inline float xf_most(xf v) { return _mm512_reduce_max_ps(v); } /* of all lanes */
+
 static inline xi xi_zero(void) { return _mm512_setzero_si512(); }
 static inline xi xi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline xi xi_add(xi a, xi b) { return _mm512_add_epi32(a, b); }
+static inline xi xi_and(xi a, xi b) { return _mm512_and_si512(a, b); }
+static inline xi xi_or(xi a, xi b) { return _mm512_or_si512(a, b); }
+static inline xi xi_max(xi a, xi b) { return _mm512_max_epi32(a, b); }
+#define xi_shl(v, n) _mm512_slli_epi32((v), (n))
+#define xi_shr(v, n) _mm512_srli_epi32((v), (n))
+static inline void xi_store_s8(int8_t *p, xi v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(v));
+}
+static inline int32_t un_sum_s8(const int8_t *p) /* of 16 */
+{
+    __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8(-128));
+    v = _mm_sad_epu8(v, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(v) + _mm_extract_epi16(v, 4) - 16 * 128;
+}
+static inline xi xi_load_u16(const uint16_t *p)
+{
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+}
 static inline xi xi_load_u8(const uint8_t *p)
 {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -89,6 +112,8 @@ static inline xi xi_load_s8(const uint8_t *p)
 }
 
 static inline xb xb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline void xb_store(uint8_t *p, xb v) { _mm512_storeu_si512(p, v); }
+static inline xb xb_of_xi(xi v) { return v; }
 static inline xb xb_set1(uint8_t x) { return _mm512_set1_epi8((char)x); }
 static inline xb xb_and(xb a, xb b) { return _mm512_and_si512(a, b); }
 static inline xb xb_or(xb a, xb b) { return _mm512_or_si512(a, b); }
@@ -99,6 +124,9 @@ static inline xb xb_xor(xb a, xb b) { return _mm512_xor_si512(a, b); }
     _mm512_and_si512(_mm512_slli_epi16((v), (n)), xb_set1((uint8_t)(0xff << (n))))
 static inline xb xb_low4(xb v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 static inline xb xb_high4(xb v) { return xb_shr(v, 4); }
+/* sums and products of pairs of bytes as numbers of 16 bits */
+static inline xb xb_add16(xb a, xb b) { return _mm512_add_epi16(a, b); }
+static inline xb xb_mul16(xb a, xb b) { return _mm512_mullo_epi16(a, b); }
 /* table[v] for bytes below 16 */
 static inline xb xb_lookup(const uint8_t *table, xb v)
 {
@@ -121,7 +149,16 @@ static inline xi xi_dot(xi acc, xb w, const int8_t *x)
 }
 static inline xi xi_dot8(xi acc, xb w, const int8_t *x) { return xi_dot(acc, w, x); }
 
+/* A run of such products whose sum goes to acc at its end. On other processors it has 16 bits
+ * for two of them, in which as many fit as the weights allow. */
+typedef xi xs;
+static inline xs xs_begin(xi acc) { return acc; }
+static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
+static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xi xs_end(xi acc, xs s) { return s; }
+
 /* acc + the product of each lane's 2 weights with the 2 values at x */
+static inline xh xh_of_xi(xi v) { return v; }
 static inline xh xh_load(const int16_t *p) { return _mm512_loadu_si512(p); }
 static inline xi xi_dot16(xi acc, xh w, const int16_t *x)
 {

@@ -57,13 +57,53 @@ static inline xf xf_or_inf(xf p, xf x, float most)
     UN_EACH(xf, 16, x.v[i] > most ? INFINITY : p.v[i]);
 }
 
+/* the float whose bits these are */
+static inline xf xf_of_bits(xi a)
+{
+    xf r;
+    memcpy(&r, &a, sizeof r);
+    return r;
+}
+static inline float xf_most(xf a) /* of all lanes */
+{
+    float most = a.v[0];
+    for (int i = 1; i < 16; i++)
+        most = a.v[i] > most ? a.v[i] : most;
+    return most;
+}
+
 static inline xi xi_zero(void) { UN_EACH(xi, 16, 0); }
 static inline xi xi_set1(int32_t x) { UN_EACH(xi, 16, x); }
 static inline xi xi_add(xi a, xi b) { UN_EACH(xi, 16, a.v[i] + b.v[i]); }
+static inline xi xi_and(xi a, xi b) { UN_EACH(xi, 16, a.v[i] & b.v[i]); }
+static inline xi xi_or(xi a, xi b) { UN_EACH(xi, 16, a.v[i] | b.v[i]); }
+static inline xi xi_max(xi a, xi b) { UN_EACH(xi, 16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline xi xi_shl(xi a, int n) { UN_EACH(xi, 16, (int32_t)((uint32_t)a.v[i] << n)); }
+static inline xi xi_shr(xi a, int n) { UN_EACH(xi, 16, (int32_t)((uint32_t)a.v[i] >> n)); }
+static inline void xi_store_s8(int8_t *p, xi a)
+{
+    for (int i = 0; i < 16; i++)
+        p[i] = (int8_t)(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
+}
+static inline int32_t un_sum_s8(const int8_t *p) /* of 16 */
+{
+    int32_t total = 0;
+    for (int i = 0; i < 16; i++)
+        total += p[i];
+    return total;
+}
+static inline xi xi_load_u16(const uint16_t *p) { UN_EACH(xi, 16, p[i]); }
 static inline xi xi_load_u8(const uint8_t *p) { UN_EACH(xi, 16, p[i]); }
 static inline xi xi_load_s8(const uint8_t *p) { UN_EACH(xi, 16, (int8_t)p[i]); }
 
 static inline xb xb_load(const uint8_t *p) { UN_EACH(xb, 64, p[i]); }
+static inline void xb_store(uint8_t *p, xb a) { memcpy(p, a.v, sizeof a.v); }
+static inline xb xb_of_xi(xi a)
+{
+    xb r;
+    memcpy(&r, &a, sizeof r);
+    return r;
+}
 static inline xb xb_set1(uint8_t x) { UN_EACH(xb, 64, x); }
 static inline xb xb_and(xb a, xb b) { UN_EACH(xb, 64, a.v[i] & b.v[i]); }
 static inline xb xb_or(xb a, xb b) { UN_EACH(xb, 64, a.v[i] | b.v[i]); }
@@ -72,6 +112,25 @@ static inline xb xb_shr(xb a, int n) { UN_EACH(xb, 64, (uint8_t)(a.v[i] >> n)); 
 static inline xb xb_shl(xb a, int n) { UN_EACH(xb, 64, (uint8_t)(a.v[i] << n)); }
 static inline xb xb_low4(xb a) { UN_EACH(xb, 64, a.v[i] & 15); }
 static inline xb xb_high4(xb a) { UN_EACH(xb, 64, a.v[i] >> 4); }
+/* sums and products of pairs of bytes as numbers of 16 bits */
+static inline xb xb_add16(xb a, xb b)
+{
+    uint16_t u[32], v[32];
+    memcpy(u, &a, sizeof u), memcpy(v, &b, sizeof v);
+    for (int i = 0; i < 32; i++)
+        u[i] = (uint16_t)(u[i] + v[i]);
+    memcpy(&a, u, sizeof u);
+    return a;
+}
+static inline xb xb_mul16(xb a, xb b)
+{
+    uint16_t u[32], v[32];
+    memcpy(u, &a, sizeof u), memcpy(v, &b, sizeof v);
+    for (int i = 0; i < 32; i++)
+        u[i] = (uint16_t)((uint32_t)u[i] * v[i]);
+    memcpy(&a, u, sizeof u);
+    return a;
+}
 static inline xb xb_lookup(const uint8_t *table, xb a) { UN_EACH(xb, 64, table[a.v[i] & 15]); }
 
 /* Products as simd_avx512.h says. */
@@ -88,6 +147,17 @@ static inline xi xi_dot8(xi acc, xb w, const int8_t *x)
         for (int k = 0; k < 4; k++)
             acc.v[i] += (w.v[4 * i + k] - 128) * x[k];
     return acc;
+}
+typedef xi xs; /* a run of such products */
+static inline xs xs_begin(xi acc) { return acc; }
+static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
+static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xi xs_end(xi acc, xs s) { return s; }
+static inline xh xh_of_xi(xi a)
+{
+    xh r;
+    memcpy(&r, &a, sizeof r);
+    return r;
 }
 static inline xh xh_load(const int16_t *p) { UN_EACH(xh, 32, p[i]); }
 static inline xi xi_dot16(xi acc, xh w, const int16_t *x)

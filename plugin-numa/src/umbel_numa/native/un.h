@@ -19,7 +19,7 @@
 #define UN_JOIN(a, b) UN_JOIN2(a, b)
 #define UN_(name) UN_JOIN(un_##name, UN_VARIANT)
 
-enum { UN_NODES = 16, UN_INPUTS = 11, UN_LANES = 16, UN_TILE = 16 };
+enum { UN_NODES = 16, UN_INPUTS = 11, UN_LANES = 16, UN_TILE = 16, UN_MANY = 120 };
 
 /* Types as GGUF numbers them. */
 enum {
@@ -32,12 +32,12 @@ enum {
 enum { UN_ACT_F32, UN_ACT_I8, UN_ACT_I16 };
 
 /* Quantised activations in blocks of 32: value = d * q. Of N rows, row t begins at q + t * n
- * values and at d, s, sum + t * blocks. `s` is d times the sum of the q of a block, `sum` that sum
- * itself (I8 only). Rows are padded with zeros to whole blocks. */
+ * values and at d, s, 2 sum + t * blocks. `s` is d times the sum of the q of a block, `sum` the
+ * sums of its two halves (I8 only). Rows are padded with zeros to whole blocks. */
 typedef struct un_act {
     const void *q;      /* int8_t or int16_t */
     const float *d, *s;
-    const int32_t *sum;
+    const int16_t *sum;
     int64_t n;          /* values of a row, a multiple of 32 */
     int64_t blocks;     /* n / 32 */
 } un_act;
@@ -130,10 +130,13 @@ static inline void un_share(int64_t n, int64_t part, int64_t parts, int64_t *fro
 }
 
 /* What a format's kernel is given: one group of 16 rows against up to UN_TILE tokens, over the
- * blocks of 32 values from <= b < to. Sums go to acc[t * 16 + lane]; they begin at zero, or with
- * what is there when `more`. Token t is row t of x. */
+ * blocks of 32 values from <= b < to. Sums go to acc[t * 16 + lane]; they begin at zero, or
+ * with what is there when `more`. Token t is row t of x. For UN_ACT_I8 there are up to UN_MANY
+ * tokens and two groups, `group_bytes` apart; the second's sums begin at acc[UN_MANY * 16]. */
 typedef struct un_dot {
     const uint8_t *group;
+    int64_t group_bytes;
+    int groups;
     un_act x;                 /* x.q etc. point to the first token of the tile */
     int64_t from, to;
     int tokens;

@@ -1,0 +1,101 @@
+"""Packed weights: their values are the file's, and all kernels give the same products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from umbel.gguf.types import BY_NAME, dequantise
+from umbel.graph import Builder, Role, Tensor
+from umbel.hookspecs import Slot, SplitGraph
+from umbel.ops import OPS
+from umbel_kit.conformance.inputs import random_blocks
+from umbel_numa.engine import Engine
+from umbel_numa.library import variants
+from umbel_numa.memory import NativeMemory, NativeWeight
+
+TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+TYPES += ["iq4_nl", "iq4_xs", "mxfp4"]
+KERNELS = [name for name, runs in variants().items() if runs]
+
+
+def packed(engine: Engine, raw: np.ndarray, shape: tuple[int, ...], dtype: str) -> NativeWeight:
+    memory = NativeMemory(engine, {"w"})
+    return memory.store(Tensor(shape, BY_NAME[dtype], Role.WEIGHT, "w"), raw)
+
+
+def product(kernels: str, dtype: str, raw: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """x times the rows of a weight."""
+    engine = Engine(2, kernels)
+    try:
+        width = BY_NAME[dtype].block * raw.shape[1] // BY_NAME[dtype].block_bytes
+        build = Builder(OPS)
+        w = build.leaf(Role.WEIGHT, "w", (len(raw), width), BY_NAME[dtype])
+        given = build.leaf(Role.INPUT, "x", x.shape, BY_NAME["f32"])
+        node = build.mul_mat(w, given)
+        memory = NativeMemory(engine)
+        slots = {w: Slot(packed(engine, raw, w.shape, dtype))}
+        for t in (given, node):
+            slots[t] = Slot(memory.allocate(t.nbytes, "compute"))
+        slots[given].buffer.write(0, x)
+        engine.compute(SplitGraph(1, (node,), (w, given), (node,), slots))
+        return slots[node].buffer.read(0, node.nbytes).view(np.float32).reshape(node.shape)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_values(dtype: str, kernels: str) -> None:
+    """A packed weight reads back as the very floats that the file's bytes stand for."""
+    kind, engine = BY_NAME[dtype], Engine(2, kernels)
+    rng = np.random.default_rng(7)
+    try:
+        for rows in (1, 15, 17, 37):
+            shape = rows, 3 * kind.block
+            raw = random_blocks(shape, kind, rng)
+            weight = packed(engine, raw, shape, dtype)
+            got = weight.read(0, rows * shape[1] * 4).view(np.float32).reshape(shape)
+            np.testing.assert_array_equal(got, dequantise(raw, kind))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("bits", range(0, 256, 17))
+def test_all_scales_of_mxfp4(bits: int, kernels: str) -> None:
+    """Also those that are no normal numbers, and the largest."""
+    raw = np.full((1, 17), bits, np.uint8)
+    raw[0, 0] = bits // 17 if bits < 128 else bits
+    engine = Engine(1, kernels)
+    try:
+        got = packed(engine, raw, (1, 32), "mxfp4").read(0, 128).view(np.float32)
+        np.testing.assert_array_equal(got, dequantise(raw, BY_NAME["mxfp4"])[0])
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_one_result(dtype: str) -> None:
+    """A row has the same bits from all kernels and beside any number of other rows."""
+    kind, rng = BY_NAME[dtype], np.random.default_rng(11)
+    width = max(kind.block, 640 // kind.block * kind.block)
+    raw = random_blocks((53, width), kind, rng)
+    x = rng.standard_normal((131, width), np.float32)
+    expected = product(KERNELS[0], dtype, raw, x)
+    for kernels in KERNELS:
+        for rows in (1, 2, 3, 7, 11, 12, 31, 131):
+            got = product(kernels, dtype, raw, x[:rows])
+            np.testing.assert_array_equal(got.view(np.int32), expected[:rows].view(np.int32))
+
+
+def test_quantised_activations() -> None:
+    """Rows that are tiny, zero or no multiple of 32 long are as good as others."""
+    rng, kind = np.random.default_rng(3), BY_NAME["q8_0"]
+    raw = random_blocks((5, 64), kind, rng)
+    sizes = np.array([1, 0, 1e-45, 1e-30, 1e30], np.float32)[:, None]
+    x = rng.standard_normal((5, 64), np.float32) * sizes
+    expected = x @ dequantise(raw, kind).T
+    results = [product(kernels, "q8_0", raw, x) for kernels in KERNELS]
+    for got in results:
+        np.testing.assert_allclose(got, expected, rtol=0.1, atol=2e-28)
+        np.testing.assert_array_equal(got.view(np.int32), results[0].view(np.int32))
