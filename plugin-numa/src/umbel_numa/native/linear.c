@@ -71,11 +71,13 @@ static void store(const layers *l, int p, int64_t row, int64_t t, const float *a
         to[i] = acc[i] + from[i];
 }
 
-/* acc (n tokens, 16 rows) = group times the tokens from t on */
-static void dot(const layers *l, const un_weight *w, const uint8_t *group, int64_t t, int n,
-                float *acc)
+/* acc (n tokens, 16 rows) of one or two groups from g on = group times the tokens from t on; the
+ * second group's are UN_MANY tokens further on. */
+static void dot(const layers *l, const un_weight *w, int node, int64_t g, int groups, int64_t t,
+                int n, float *acc)
 {
-    un_dot d = {.group = group, .from = 0, .to = l->x.blocks, .tokens = n, .acc = acc};
+    un_dot d = {.group = un_group(w, node, g), .group_bytes = w->group_bytes, .groups = groups,
+                .from = 0, .to = l->x.blocks, .tokens = n, .acc = acc};
     d.x = un_act_from(l->x, l->form, t);
     if (l->form == UN_ACT_F32)
         UN_(dot_floats)(w->format, &d);
@@ -83,24 +85,41 @@ static void dot(const layers *l, const un_weight *w, const uint8_t *group, int64
         w->format->dot(&d);
 }
 
-static void products(const layers *l, int p, int node, int64_t from, int64_t to, int64_t t, int n)
+static void store_unit(const layers *l, int64_t row, int64_t t, const float *gate)
 {
-    _Alignas(64) float acc[UN_MANY * UN_LANES], up[UN_MANY * UN_LANES];
-    const un_weight *w = l->w[p]->weight;
-    for (int64_t g = from; g < to; g++) {
-        dot(l, w, un_group(w, node, g), t, n, acc);
-        int64_t row = g * UN_LANES;
-        if (l->glu < 0) {
-            for (int i = 0; i < n; i++)
-                store(l, p, row, t + i, acc + i * UN_LANES);
-            continue;
+    int64_t rows = l->w[0]->weight->rows, n = rows - row < UN_LANES ? rows - row : UN_LANES;
+    float *to = (float *)(l->unit->data + t * l->unit->s[2]) + row;
+    memcpy(to, gate, (size_t)n * 4);
+}
+
+/* One or two groups of a product, or of both that make a unit, against n tokens. */
+static void tile(const layers *l, int p, int node, int64_t g, int groups, int64_t t, int n)
+{
+    _Alignas(64) float acc[2 * UN_MANY * UN_LANES], up[2 * UN_MANY * UN_LANES];
+    dot(l, l->w[p]->weight, node, g, groups, t, n, acc);
+    if (l->glu >= 0)
+        dot(l, l->w[1]->weight, node, g, groups, t, n, up);
+    for (int i = 0; i < groups; i++) {
+        float *sums = acc + i * UN_MANY * UN_LANES;
+        if (l->glu >= 0)
+            UN_(glu)(l->glu, sums, up + i * UN_MANY * UN_LANES, n * UN_LANES);
+        for (int k = 0; k < n; k++)
+            if (l->glu >= 0)
+                store_unit(l, (g + i) * UN_LANES, t + k, sums + k * UN_LANES);
+            else
+                store(l, p, (g + i) * UN_LANES, t + k, sums + k * UN_LANES);
+    }
+}
+
+static void products(const layers *l, int p, int node, int64_t from, int64_t to)
+{
+    int whole = l->form == UN_ACT_I8, most = whole ? UN_MANY : UN_TILE, groups;
+    for (int64_t t = 0; t < l->tokens; t += most) {
+        int n = (int)(l->tokens - t < most ? l->tokens - t : most);
+        for (int64_t g = from; g < to; g += groups) {
+            groups = whole && g + 2 <= to ? 2 : 1;
+            tile(l, p, node, g, groups, t, n);
         }
-        dot(l, l->w[1]->weight, un_group(l->w[1]->weight, node, g), t, n, up);
-        UN_(glu)(l->glu, acc, up, n * UN_LANES);
-        int64_t rows = w->rows - row < UN_LANES ? w->rows - row : UN_LANES;
-        for (int i = 0; i < n; i++)
-            memcpy((float *)(l->unit->data + (t + i) * l->unit->s[2]) + row, acc + i * UN_LANES,
-                   (size_t)rows * 4);
     }
 }
 
@@ -117,10 +136,8 @@ static void all_products(const un_task *task, const layers *l)
     for (int p = 0; p < count && from < to; p++) {
         const int64_t *first = l->w[p]->weight->first + node;
         int64_t here = first[1] - first[0], end = to < here ? to : here;
-        for (int64_t t = 0; t < l->tokens && from < here; t += UN_MANY) {
-            int n = (int)(l->tokens - t < UN_MANY ? l->tokens - t : UN_MANY);
-            products(l, p, node, first[0] + from, first[0] + end, t, n);
-        }
+        if (from < here)
+            products(l, p, node, first[0] + from, first[0] + end);
         from = from > here ? from - here : 0;
         to -= here;
     }
