@@ -6,6 +6,7 @@ All threads meet before a step that reads or overwrites what was touched since t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,13 @@ from umbel.hookspecs import SplitGraph
 from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.memory import NativeWeight
 from umbel_numa.operations import ATTRIBUTES
+from umbel_numa.operations.products import PRODUCTS, first_row
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
 
 Range = tuple[int, int]  # addresses [from, to)
-ACT_F32, ACT_I8, ACT_I16 = range(3)
+WIDTHS = (4, 1, 4)  # bytes of a prepared activation, by form: UN_ACT_F32, _I8, _I16
 _WDATA = 1 << 60  # where the activations lie among the addresses, to tell them apart
 _ALIGN = 64
 
@@ -59,19 +61,21 @@ class _Writer:
         return self.numbers[t]
 
     def _tensor(self, t: Tensor) -> np.void:
-        raw = np.zeros(1, TENSOR)[0]
+        raw: np.void = np.zeros(1, TENSOR)[0]
         slot = self.graph.slots[t.storage]
         buffer, pad = slot.buffer, 4 - len(t.shape)
         raw["n"] = (1,) * pad + t.shape
         outermost = t.shape[0] * t.strides[0] if t.shape else t.dtype.block_bytes
         raw["s"] = (outermost,) * pad + t.strides
         raw["type"], raw["axes"] = t.dtype.number, len(t.shape)
-        if isinstance(buffer, NativeWeight):
+        if isinstance(buffer, NativeWeight) and buffer.address:
             raw["weight"] = buffer.address
-            if buffer.converted:
-                raw["type"], raw["s"] = 0, _float_strides(raw["n"])
-        if not raw["weight"]:
-            raw["data"] = buffer.map("rw").ctypes.data + slot.offset + t.offset
+            if buffer.rows is not None:
+                raw["data"] = buffer.rows.ctypes.data + t.offset
+            return raw
+        if isinstance(buffer, NativeWeight) and buffer.converted:
+            raw["type"], raw["s"] = 0, _float_strides(raw["n"])
+        raw["data"] = buffer.map("rw").ctypes.data + slot.offset + t.offset
         return raw
 
     def _range(self, t: Tensor) -> Range:
@@ -86,8 +90,8 @@ class _Writer:
         """The step or steps of a node."""
         assert node.op is not None
         name = node.op.name
-        if name == "mul_mat":
-            self._mul_mat(node)
+        if name in PRODUCTS:
+            self._product(node)
             return
         attributes = ATTRIBUTES.get(name)
         numbers, values = attributes(node) if attributes else ((), ())
@@ -129,23 +133,26 @@ class _Writer:
         self.written += writes
         return meet
 
-    def _mul_mat(self, node: Tensor) -> None:
-        w, x = node.inputs
-        buffer = self.graph.slots[w.storage].buffer
+    def _product(self, node: Tensor) -> None:
+        """A product with a weight, packed (then x is prepared before) or as its rows lie."""
+        assert node.op is not None
+        w, x = node.inputs[:2]
+        name, buffer = node.op.name, self.graph.slots[w.storage].buffer
         if not (isinstance(buffer, NativeWeight) and buffer.address):
-            self.step("mul_mat_dense", node, node.inputs)
+            dense = "mul_mat_dense" if name == "mul_mat" else name
+            self.step(dense, node, node.inputs)
             return
-        form = self.engine.format(w.dtype).act
+        form = self.engine.form(w.dtype)
         where = self._prepare(x, form)
-        numbers = (where[0] - _WDATA, form)
-        self.step("mul_mat", node, (w, x), numbers, reads=[where])
+        numbers = (where[0] - _WDATA, form, first_row(w))
+        self.step(name, node, node.inputs, numbers, reads=[where])
 
     def _prepare(self, x: Tensor, form: int) -> Range:
         """Where the values of x lie as a product wants them."""
         key = x, form
         if key not in self.prepared:
-            rows, blocks = x.size // x.shape[-1], -(-x.shape[-1] // 32)
-            size = rows * blocks * (32 * (form if form == ACT_I16 else 1) + 12)
+            rows, blocks = math.prod(x.shape[:-1]), -(-x.shape[-1] // 32)
+            size = rows * blocks * (32 * WIDTHS[form] + 12)
             start = _WDATA + self.wdata
             self.wdata += -(-size // _ALIGN) * _ALIGN
             self.prepared[key] = start, start + size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Device
 
 from umbel_numa.library import LANES, WEIGHT, library
+from umbel_numa.operations.products import PRODUCTS, READABLE, hand_over_table
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
 
-MATRIX_OPS = ("mul_mat", "mul_mat_id", "get_rows")
+log = logging.getLogger("umbel")
 _LARGE = 1 << 21  # bytes from which on memory is mapped by itself, in huge pages where offered
 
 
@@ -56,6 +58,7 @@ class NativeWeight(NativeBuffer):
 
     tensor: Tensor
     struct: np.ndarray | None = None  # un_weight, when packed
+    rows: np.ndarray | None = None  # the file's, where packing rounds: gathers read these
     converted: bool = False  # the values are float32, whatever the tensor says
 
     @property
@@ -64,7 +67,9 @@ class NativeWeight(NativeBuffer):
         return 0 if self.struct is None else int(self.struct.ctypes.data)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        """Bytes of the values; of a packed weight, of its values as float32."""
+        """Bytes of the values; of a packed weight, as float32 where its rows are not there."""
+        if self.rows is not None:
+            return np.array(self.rows[offset : offset + nbytes])
         if self.struct is None:
             return super().read(offset, nbytes)
         shape = self.tensor.shape
@@ -76,10 +81,12 @@ class NativeWeight(NativeBuffer):
 
 @attrs.define(eq=False)
 class NativeMemory:
-    """The type of it. Matrices that products or gathers read are packed when they are stored."""
+    """The type of it. Matrices that products read are packed when they are stored."""
 
     engine: Engine
-    matrices: set[str] = attrs.field(factory=set)  # names of those; `op_supported` notes them
+    # names of weights that products read, and gathers; `op_supported` notes them
+    factors: set[str] = attrs.field(factory=set)
+    tables: set[str] = attrs.field(factory=set)
     alignment: int = 64
     max_size: int = 1 << 62
     is_host: bool = True
@@ -90,8 +97,8 @@ class NativeMemory:
         """That this node will read its weight as a matrix."""
         assert node.op is not None
         storage = node.inputs[0].storage if node.inputs else node
-        if node.op.name in MATRIX_OPS and storage.role is Role.WEIGHT:
-            self.matrices.add(storage.name)
+        if storage.role is Role.WEIGHT and node.op.name in (*PRODUCTS, "get_rows"):
+            (self.factors if node.op.name in PRODUCTS else self.tables).add(storage.name)
 
     def alloc_size(self, tensor: Tensor) -> int:
         return tensor.nbytes
@@ -109,14 +116,23 @@ class NativeMemory:
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
         raw = np.ascontiguousarray(array)
         flat = raw.reshape(-1).view(np.uint8)
-        if tensor.name in self.matrices and self.engine.packs(tensor.dtype):
-            return self._pack(tensor, raw)
-        if tensor.name in self.matrices or tensor.dtype.numpy in (np.float32, np.int32):
+        product, matrix = tensor.name in self.factors, tensor.name in self.tables
+        # what is only gathered from stays as it is where its rows can be read
+        wanted = product or (matrix and tensor.dtype not in READABLE)
+        if wanted and raw.size and self.engine.packs(tensor.dtype):
+            packed = self._pack(tensor, raw)
+            if packed is not None:
+                return packed
+            what = "is not packed, its values are too uneven: products in float32"
+            log.warning("the weight %s %s", tensor.name, what)
+        if product or matrix or tensor.dtype.numpy in (np.float32, np.int32):
+            hand_over_table(tensor.dtype)
             return NativeWeight(flat, tensor)
         values = np.ascontiguousarray(dequantise(raw, tensor.dtype), np.float32)
         return NativeWeight(values.reshape(-1).view(np.uint8), tensor, converted=True)
 
-    def _pack(self, tensor: Tensor, raw: np.ndarray) -> NativeWeight:
+    def _pack(self, tensor: Tensor, raw: np.ndarray) -> NativeWeight | None:
+        """The weight in its packed layout; None where a value does not fit into it."""
         *stack, rows, cols = tensor.shape
         struct = np.zeros(1, WEIGHT)
         weight = struct[0]
@@ -132,10 +148,11 @@ class NativeMemory:
         size = int(weight["count"] * groups * weight["group_bytes"])
         memory = _fresh(size, "weight", 64)
         weight["data"][0] = memory.ctypes.data
-        packed = NativeWeight(memory, tensor, struct)
+        kept = None if tensor.dtype.quantised else raw.reshape(-1).view(np.uint8)
+        packed = NativeWeight(memory, tensor, struct, kept)
         stride = tensor.dtype.row_bytes(cols)
-        library().un_pack(self.engine.handle, packed.address, raw.ctypes.data, stride)
-        return packed
+        fits = library().un_pack(self.engine.handle, packed.address, raw.ctypes.data, stride)
+        return packed if fits else None
 
 
 def _fresh(nbytes: int, usage: str, alignment: int) -> np.ndarray:

@@ -4,7 +4,7 @@
 #define DECLARE(name) un_kernel UN_(name) __attribute__((weak));
 UN_OPS(DECLARE)
 
-#define UN_FORMATS(X) X(q4_0) X(q4_1) X(q8_0)
+#define UN_FORMATS(X) X(q4_0) X(q4_1) X(q8_0) X(f16) X(bf16)
 #define FORMAT(name) extern const un_format UN_(name);
 UN_FORMATS(FORMAT)
 

@@ -19,7 +19,7 @@
 #define UN_JOIN(a, b) UN_JOIN2(a, b)
 #define UN_(name) UN_JOIN(un_##name, UN_VARIANT)
 
-enum { UN_NODES = 16, UN_INPUTS = 11, UN_LANES = 16, UN_TILE = 16 };
+enum { UN_NODES = 16, UN_INPUTS = 11, UN_LANES = 16, UN_TILE = 16, UN_MANY = 120 };
 
 /* Types as GGUF numbers them. */
 enum {
@@ -33,12 +33,14 @@ enum { UN_ACT_F32, UN_ACT_I8, UN_ACT_I16 };
 
 /* Quantised activations in blocks of 32: value = d * q. Of N rows, row t begins at q + t * n
  * values and at d, s, sum + t * blocks. `s` is d times the sum of the q of a block, `sum` that sum
- * itself (I8 only). Rows are padded with zeros to whole blocks. */
+ * itself (I8 only). Rows are padded with zeros to whole blocks. Of UN_ACT_I16 each 32 q are
+ * followed by 32 more, of what rounding left, which count times `s` where that is not 0; of
+ * UN_ACT_F32 the q are the values. */
 typedef struct un_act {
-    const void *q;      /* int8_t or int16_t */
+    const void *q;      /* int8_t, int16_t or float */
     const float *d, *s;
     const int32_t *sum;
-    int64_t n;          /* values of a row, a multiple of 32 */
+    int64_t n;          /* q of a row, a multiple of 32 */
     int64_t blocks;     /* n / 32 */
 } un_act;
 
@@ -64,7 +66,7 @@ typedef struct un_tensor {
     char *data;
     int64_t n[4], s[4];
     int32_t type, axes;
-    const un_weight *weight;  /* packed; data is then NULL */
+    const un_weight *weight;  /* packed; data is NULL, or where the rows of the file lie */
 } un_tensor;
 
 /* The operations, in the order of un_kernels.ops. Appended to, never renumbered within a build:
@@ -134,6 +136,8 @@ static inline void un_share(int64_t n, int64_t part, int64_t parts, int64_t *fro
  * what is there when `more`. Token t is row t of x. */
 typedef struct un_dot {
     const uint8_t *group;
+    int64_t group_bytes;
+    int groups;
     un_act x;                 /* x.q etc. point to the first token of the tile */
     int64_t from, to;
     int tokens;
@@ -153,6 +157,8 @@ typedef struct un_format {
     /* 32 values of all 16 rows as floats: out[k * 16 + lane], for block b of 32 */
     void (*floats)(const uint8_t *group, int64_t cols, int64_t b, float *out);
     void (*dot)(const un_dot *dot);
+    /* whether these rows can be packed at all; NULL: any can */
+    int (*fits)(const char *rows, int64_t stride, int n, int64_t cols);
 } un_format;
 
 /* Everything that is compiled once for each instruction set. */
