@@ -19,9 +19,10 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("src/umbel_numa/native")
-ONCE = ("run.c", "pool.c", "barrier.c", "pages.c", "cpu.c")
+ONCE = ("run.c", "pool.c", "barrier.c", "pages.c", "cpu.c", "tables.c")
 PLAIN = ("-std=c11", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 PLAIN += ("-Wall", "-Wextra", "-Wno-unused-parameter", "-D_GNU_SOURCE", "-fno-math-errno")
+PLAIN += ("-Wno-missing-field-initializers",)
 X86 = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-DUN_AVX2"),

@@ -25,12 +25,20 @@ def devices() -> Sequence[Device]:
 
 @hookimpl
 def options() -> Sequence[Option]:
-    return [Option("threads", "threads that compute; 0: one for each processor", 0, int)]
+    return [
+        Option("threads", "threads that compute; 0: one for each processor", 0, int),
+        Option("precise", "activations stay float32: slower, exact", False, _yes),
+    ]
+
+
+def _yes(text: str) -> bool:
+    """Of "true" and "false"; a ValueError at anything else."""
+    return {"true": True, "false": False}[text.lower()]
 
 
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
-    engine = Engine(options.get("threads") or cpus())
+    engine = Engine(options.get("threads") or cpus(), bool(options.get("precise")))
     _open[device.name] = engine, NativeMemory(engine)
     total, free = machine_memory()
     details = {"kernels": engine.kernels, "threads": engine.threads}

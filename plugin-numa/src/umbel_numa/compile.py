@@ -6,6 +6,7 @@ All threads meet before a step that reads or overwrites what was touched since t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,18 @@ from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_numa.fuse import Fuser, Linear, Range, overlap
-from umbel_numa.library import INPUTS, STEP, TENSOR, operations
+from umbel_numa.library import STEP, TENSOR, operations
 from umbel_numa.memory import NativeWeight
 from umbel_numa.operations import ATTRIBUTES
 from umbel_numa.operations.attention import attention, partial_bytes, rope_table
+from umbel_numa.operations.products import PRODUCTS, first_row
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
 
-ACT_F32, ACT_I8, ACT_I16 = range(3)
+WIDTHS = (4, 1, 4)  # bytes of a prepared activation, by form: UN_ACT_F32, _I8, _I16
+USES = {("mul_mat", 0): "product", ("mul_mat_dense", 0): "product"}
+USES |= {("mul_mat_id", 0): "product", ("get_rows", 0): "rows"}
 _WDATA = 1 << 60  # where the activations lie among the addresses, to tell them apart
 _ALIGN = 64
 
@@ -46,7 +50,7 @@ class _Writer:
     engine: Engine
     steps: list[np.void] = attrs.field(factory=list)
     tensors: list[np.void] = attrs.field(factory=list)
-    numbers: dict[Tensor, int] = attrs.field(factory=dict)
+    numbers: dict[tuple[Tensor, str], int] = attrs.field(factory=dict)
     prepared: dict[tuple[Tensor | int, ...], Range] = attrs.field(factory=dict)
     turns: dict[tuple[object, ...], Range] = attrs.field(factory=dict)  # tables of rope
     partial: Range = (0, 0)  # what one attention leaves at a time
@@ -65,39 +69,49 @@ class _Writer:
     @ring.default
     def _most(self) -> int:
         read = (node.inputs[1] for node in self.graph.nodes if _multiplies(node))
-        return 2 * max((_prepared_bytes(x, ACT_I16) for x in read), default=0)
+        return 2 * max((_prepared_bytes(x, 0) for x in read), default=0)
 
     # tensors
 
-    def number(self, t: Tensor) -> int:
-        """The number of a tensor in the program."""
-        if t not in self.numbers:
-            self.numbers[t] = len(self.tensors)
-            self.tensors.append(self._tensor(t))
-        return self.numbers[t]
+    def number(self, t: Tensor, use: str = "") -> int:
+        """The number of a tensor in the program, as a product, a gather ("rows") or anything
+        else reads it."""
+        weight = isinstance(self.graph.slots[t.storage].buffer, NativeWeight)
+        key = t, use if weight else ""
+        if key not in self.numbers:
+            self.numbers[key] = len(self.tensors)
+            self.tensors.append(self._tensor(t, use))
+        return self.numbers[key]
 
-    def _tensor(self, t: Tensor) -> np.void:
+    def _tensor(self, t: Tensor, use: str) -> np.void:
         raw = np.zeros(1, TENSOR)[0]
         slot = self.graph.slots[t.storage]
         buffer, pad = slot.buffer, 4 - len(t.shape)
         raw["n"] = (1,) * pad + t.shape
-        outermost = t.shape[0] * t.strides[0] if t.shape else t.dtype.block_bytes
-        raw["s"] = (outermost,) * pad + t.strides
         raw["type"], raw["axes"] = t.dtype.number, len(t.shape)
+        start, strides = buffer.handle + slot.offset + t.offset, t.strides
         if isinstance(buffer, NativeWeight):
-            raw["weight"] = buffer.address
-            if buffer.converted:
-                raw["type"], raw["s"] = 0, _float_strides(raw["n"])
-        if not raw["weight"]:
-            raw["data"] = buffer.map("rw").ctypes.data + slot.offset + t.offset
+            if use:
+                raw["weight"] = self._matrix(t, use)
+                start = 0 if raw["weight"] else buffer.rows() + t.offset
+            elif not t.dtype.numpy or t.dtype.numpy.itemsize != 4:
+                raw["type"], strides = 0, _of_floats(t)
+                start = buffer.values() + _float_offset(t)
+        outermost = t.shape[0] * strides[0] if t.shape else t.dtype.block_bytes
+        raw["s"], raw["data"] = (outermost,) * pad + strides, start
         return raw
+
+    def _matrix(self, w: Tensor, use: str) -> int:
+        """The address of the packed form that a product or a gather reads; 0: of none."""
+        buffer = self.graph.slots[w.storage].buffer
+        if not isinstance(buffer, NativeWeight) or (use == "rows" and buffer.rows()):
+            return 0
+        return buffer.packed()
 
     def form(self, w: Tensor) -> int | None:
         """How a packed weight wants activations; None: it is none, or only a part of one."""
-        buffer = self.graph.slots[w.storage].buffer
-        plain = w.base is None and len(w.shape) == 2
-        packed = plain and isinstance(buffer, NativeWeight) and buffer.address
-        return self.engine.format(w.dtype).act if packed else None
+        packed = w.base is None and len(w.shape) == 2 and self._matrix(w, "product")
+        return self.engine.form(w.dtype) if packed else None
 
     def place(self, t: Tensor) -> Range:
         """All that the tensor's storage covers: views of one storage count as one."""
@@ -111,7 +125,8 @@ class _Writer:
         """The step or steps of a node."""
         assert node.op is not None
         name = node.op.name
-        special = {"mul_mat": self._mul_mat, "kv_attention": self._attend, "rope": self._rope}
+        special = {"kv_attention": self._attend, "rope": self._rope}
+        special |= dict.fromkeys(PRODUCTS, self._product)
         if name in special:
             special[name](node)
             return
@@ -129,14 +144,19 @@ class _Writer:
         reads: Sequence[Range] = (),
         writes: Sequence[Range] = (),
         *,
+        factors: Sequence[int] = (),
         plain: bool = True,
     ) -> None:
-        """Appends a step; it reads its inputs and writes `out`, where that is `plain`."""
+        """Appends a step; it reads its inputs and writes `out`, where that is `plain`. The inputs
+        `factors` are weights of products."""
         step = np.zeros(1, STEP)[0]
         step["op"] = operations()[name]
         step["inputs"] = len(inputs)
         step["out"] = -1 if out is None else self.number(out)
-        step["in"] = [*map(self.number, inputs), *[0] * (INPUTS - len(inputs))]
+        uses = [USES.get((name, i), "") for i in range(len(inputs))]
+        for i in factors:
+            uses[i] = "product"
+        step["in"][: len(inputs)] = list(map(self.number, inputs, uses))
         step["i"][: len(numbers)] = numbers
         step["f"][: len(values)] = values
         reads, writes = [*reads], [*writes]
@@ -158,17 +178,19 @@ class _Writer:
         self.written += writes
         return meet
 
-    def _mul_mat(self, node: Tensor) -> None:
-        w, x = node.inputs
-        buffer = self.graph.slots[w.storage].buffer
-        if not (isinstance(buffer, NativeWeight) and buffer.address):
-            self.step("mul_mat_dense", node, node.inputs)
+    def _product(self, node: Tensor) -> None:
+        """A product with a weight, packed (then x is prepared before) or as its rows lie."""
+        assert node.op is not None
+        w, x = node.inputs[:2]
+        name = node.op.name
+        if not self._matrix(w, "product"):
+            dense = "mul_mat_dense" if name == "mul_mat" else name
+            self.step(dense, node, node.inputs)
             return
-        form = self.engine.format(w.dtype).act
+        form = self.engine.form(w.dtype)
         where = self._prepare((x,), form)
-        first = w.offset // w.dtype.row_bytes(w.storage.shape[-1])
-        numbers = (where[0] - _WDATA, form, first)
-        self.step("mul_mat", node, (w, x), numbers, reads=[where])
+        numbers = (where[0] - _WDATA, form, first_row(w))
+        self.step(name, node, node.inputs, numbers, reads=[where])
 
     def add_linear(self, linear: Linear) -> None:
         """Products with one x. Of one row each thread prepares the x for itself: to wait for the
@@ -182,6 +204,7 @@ class _Writer:
         alone = x.size == x.shape[-1] and not overlap([self.place(x)], places)
         where = None if alone else self._prepare(normed, form, eps)
         inputs = list(normed) if alone else []
+        factors = range(len(inputs), len(inputs) + 3 * len(linear.products), 3)
         for p in linear.products:
             inputs += [p.node.inputs[0], p.out, p.add or p.out]
         adds = sum(1 << i for i, p in enumerate(linear.products) if p.add is not None)
@@ -191,7 +214,8 @@ class _Writer:
         numbers = (start, form, len(linear.products), kind, bool(norm), adds, *size)
         reads = [self.place(t) for t in (x, *(p.add for p in linear.products)) if t is not None]
         reads = reads if where is None else [*reads[1:], where]
-        self.step("linear", glu, inputs, numbers, (eps,), reads, places, plain=False)
+        how = reads, places
+        self.step("linear", glu, inputs, numbers, (eps,), *how, factors=factors, plain=False)
 
     def _prepare(self, normed: tuple[Tensor, ...], form: int, eps: float = 0.0) -> Range:
         """Where the values of x, or of x normed, lie as a product wants them."""
@@ -256,11 +280,15 @@ class _Writer:
         return steps, tensors, self.wdata
 
 
-def _float_strides(n: np.ndarray) -> list[int]:
-    strides = [4]
-    for size in n[:0:-1]:
-        strides.append(strides[-1] * int(size))
-    return strides[::-1]
+def _of_floats(t: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor whose storage is held as float32; of a quantised one the last is
+    that of a block."""
+    scaled = [s * t.dtype.block * 4 // t.dtype.block_bytes for s in t.strides]
+    return (*scaled[:-1], scaled[-1] // t.dtype.block) if t.strides else ()
+
+
+def _float_offset(t: Tensor) -> int:
+    return t.offset * t.dtype.block * 4 // t.dtype.block_bytes
 
 
 def _multiplies(node: Tensor) -> bool:
@@ -269,8 +297,8 @@ def _multiplies(node: Tensor) -> bool:
 
 def _prepared_bytes(x: Tensor, form: int) -> int:
     """What the activations of `un_act` take: values, scales, and sums."""
-    rows, blocks = x.size // max(x.shape[-1], 1), -(-x.shape[-1] // 32)
-    return rows * blocks * (32 * (2 if form == ACT_I16 else 1) + 12)
+    rows, blocks = math.prod(x.shape[:-1]), -(-x.shape[-1] // 32)
+    return rows * blocks * (32 * WIDTHS[form] + 12)
 
 
 def _constant(t: Tensor) -> bool:

@@ -15,6 +15,7 @@ from umbel_numa.compile import compile_split
 from umbel_numa.library import Format, library, variant
 
 _CANCELLED, _NO_MEMORY = 1, 2
+ACT_F32 = 0
 
 
 @attrs.define(eq=False)
@@ -22,6 +23,7 @@ class Engine:
     """Threads and kernels; everything but `cancel` comes with the device's lock held."""
 
     threads: int
+    precise: bool = False  # activations stay float32
     kernels: str = attrs.field(factory=variant)
     handle: int = 0
     table: int = 0
@@ -45,8 +47,14 @@ class Engine:
         return form
 
     def packs(self, dtype: DType) -> bool:
-        """Whether there is a packed layout for this type of weights."""
-        return bool(library().un_format_of(self.table, dtype.number))
+        """Whether weights of this type are packed for products. F16 and BF16 lose a little in
+        it: to be precise they stay as they are."""
+        exact = self.precise and not dtype.quantised
+        return not exact and bool(library().un_format_of(self.table, dtype.number))
+
+    def form(self, dtype: DType) -> int:
+        """How a product with a packed weight of this type wants its activations."""
+        return ACT_F32 if self.precise else self.format(dtype).act
 
     def compute(self, graph: SplitGraph) -> None:
         program = self.programs.get(graph.uid)

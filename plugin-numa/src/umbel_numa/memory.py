@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-from umbel.errors import OutOfMemoryError
-from umbel.gguf.types import F16, F32, DType, dequantise
+from umbel.gguf.types import F16, F32, DType
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Device
 
-from umbel_numa.library import LANES, WEIGHT, library
+from umbel_numa.operations.products import PRODUCTS, READABLE
+from umbel_numa.weights import NativeWeight, fresh
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
-
-MATRIX_OPS = ("mul_mat", "mul_mat_id", "get_rows")
-_LARGE = 1 << 21  # bytes from which on memory is mapped by itself, in huge pages where offered
 
 
 @attrs.define(eq=False)
@@ -51,35 +46,14 @@ class NativeBuffer:
 
 
 @attrs.define(eq=False)
-class NativeWeight(NativeBuffer):
-    """A weight: as the file maps it, or packed. `memory` is what it takes."""
-
-    tensor: Tensor
-    struct: np.ndarray | None = None  # un_weight, when packed
-    converted: bool = False  # the values are float32, whatever the tensor says
-
-    @property
-    def address(self) -> int:
-        """Of the struct; 0 when the values lie as the file has them."""
-        return 0 if self.struct is None else int(self.struct.ctypes.data)
-
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
-        """Bytes of the values; of a packed weight, of its values as float32."""
-        if self.struct is None:
-            return super().read(offset, nbytes)
-        shape = self.tensor.shape
-        out = np.empty((int(np.prod(shape[:-1])), shape[-1]), np.float32)
-        for row in range(len(out)):
-            library().un_unpack_row(self.address, row, out[row].ctypes.data)
-        return out.reshape(-1).view(np.uint8)[offset : offset + nbytes]
-
-
-@attrs.define(eq=False)
 class NativeMemory:
-    """The type of it. Matrices that products or gathers read are packed when they are stored."""
+    """The type of it."""
 
     engine: Engine
-    matrices: set[str] = attrs.field(factory=set)  # names of those; `op_supported` notes them
+    # Names of weights that products read, and gathers. Of many alike only the first is asked
+    # about, so this tells tables that nothing multiplies by, and no more.
+    factors: set[str] = attrs.field(factory=set)
+    tables: set[str] = attrs.field(factory=set)
     alignment: int = 64
     max_size: int = 1 << 62
     is_host: bool = True
@@ -90,8 +64,8 @@ class NativeMemory:
         """That this node will read its weight as a matrix."""
         assert node.op is not None
         storage = node.inputs[0].storage if node.inputs else node
-        if node.op.name in MATRIX_OPS and storage.role is Role.WEIGHT:
-            self.matrices.add(storage.name)
+        if storage.role is Role.WEIGHT and node.op.name in (*PRODUCTS, "get_rows"):
+            (self.factors if node.op.name in PRODUCTS else self.tables).add(storage.name)
 
     def alloc_size(self, tensor: Tensor) -> int:
         return tensor.nbytes
@@ -104,54 +78,11 @@ class NativeMemory:
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
     def allocate(self, nbytes: int, usage: str) -> NativeBuffer:
-        return NativeBuffer(_fresh(nbytes, usage, self.alignment))
+        return NativeBuffer(fresh(nbytes, usage, self.alignment))
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
-        raw = np.ascontiguousarray(array)
-        flat = raw.reshape(-1).view(np.uint8)
-        if tensor.name in self.matrices and self.engine.packs(tensor.dtype):
-            return self._pack(tensor, raw)
-        if tensor.name in self.matrices or tensor.dtype.numpy in (np.float32, np.int32):
-            return NativeWeight(flat, tensor)
-        values = np.ascontiguousarray(dequantise(raw, tensor.dtype), np.float32)
-        return NativeWeight(values.reshape(-1).view(np.uint8), tensor, converted=True)
-
-    def _pack(self, tensor: Tensor, raw: np.ndarray) -> NativeWeight:
-        *stack, rows, cols = tensor.shape
-        struct = np.zeros(1, WEIGHT)
-        weight = struct[0]
-        form = self.engine.format(tensor.dtype)
-        weight["format"] = ctypes.addressof(form)
-        weight["rows"], weight["cols"] = rows, cols
-        weight["count"] = int(np.prod(stack))
-        weight["groups"] = groups = -(-rows // LANES)
-        blocks = -(-cols // form.block)
-        weight["group_bytes"] = LANES * form.bytes * blocks
-        weight["nodes"] = 1
-        weight["first"][1] = groups
-        size = int(weight["count"] * groups * weight["group_bytes"])
-        memory = _fresh(size, "weight", 64)
-        weight["data"][0] = memory.ctypes.data
-        packed = NativeWeight(memory, tensor, struct)
-        stride = tensor.dtype.row_bytes(cols)
-        library().un_pack(self.engine.handle, packed.address, raw.ctypes.data, stride)
-        return packed
-
-
-def _fresh(nbytes: int, usage: str, alignment: int) -> np.ndarray:
-    """Memory that nobody has touched, aligned."""
-    try:
-        if nbytes >= _LARGE:
-            area = mmap.mmap(-1, nbytes + _LARGE)
-            memory = np.frombuffer(area, np.uint8)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                area.madvise(mmap.MADV_HUGEPAGE)
-            alignment = _LARGE
-        else:
-            memory = np.empty(nbytes + alignment, np.uint8)
-    except (OSError, MemoryError, ValueError, OverflowError) as error:
-        msg = f"there is no room for {nbytes} bytes of {usage} memory"
-        do = "use a smaller --ctx, or --kv q8_0"
-        raise OutOfMemoryError(msg, got=nbytes, do=do) from error
-    start = -memory.ctypes.data % alignment
-    return memory[start : start + nbytes]
+        weight = NativeWeight(tensor, np.ascontiguousarray(array), self.engine)
+        table = tensor.name in self.tables - self.factors and tensor.dtype in READABLE
+        if tensor.dtype is not F32 and not table:
+            weight.packed()
+        return weight

@@ -6,7 +6,7 @@ UN_OPS(DECLARE)
 
 #define UN_FORMATS(X) \
     X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) \
-    X(iq4_nl) X(iq4_xs) X(mxfp4)
+    X(iq4_nl) X(iq4_xs) X(mxfp4) X(f16) X(bf16)
 #define FORMAT(name) extern const un_format UN_(name);
 UN_FORMATS(FORMAT)
 

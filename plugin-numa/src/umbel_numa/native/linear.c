@@ -1,50 +1,14 @@
-/* The linear layers of a model: activations prepared for packed weights, and products with them.
- *
- * prepare: in[0] x (..., N, n) float, in[1] the weight of an rms_norm before it, when i[2]; i[0]
- * where in the wdata of each node, i[1] the form (UN_ACT_*), f[0] eps. Each node's threads make a
- * copy of their own.
+/* The linear layers of a model: products with packed weights, and what is done along with them.
  *
  * linear: i[2] products with the same x; each has three tensors: packed weight (out, n), result
  * (N, out), what is added to it, (out) or (N, out), or the result itself where there is nothing
- * (bit p of i[5] says). i[0], i[1] as above; i[0] is -1 where each thread prepares the one row for
+ * (bit p of i[5] says). i[0], i[1] are those of prepare; i[0] is -1 where each thread prepares the one row for
  * itself, then x, and with i[4] the weight of the norm, stand in front of the products. i[3] is
  * the operation of a gated linear unit, whose gate and up are the two products and whose result
  * is `out`; else -1. i[6], i[7] the sizes of x: N, n. */
+#include "floats.h"
 #include "functions.h"
 #include "packed.h"
-
-/* Row t of the activations, from floats. `room` for n floats, when there is a norm. */
-static void prepare_row(un_act a, int form, int64_t t, const float *x, const float *norm,
-                        float eps, int64_t n, float *room)
-{
-    if (norm) {
-        UN_(rms_norm_row)(room, x, norm, n, eps);
-        x = room;
-    }
-    un_prepare_row(un_act_from(a, form, t), form, x, n);
-}
-
-void UN_(prepare)(const un_task *task)
-{
-    const un_step *step = task->step;
-    const un_tensor *x = un_in(task, 0), *norm = step->i[2] ? un_in(task, 1) : NULL;
-    int form = (int)step->i[1];
-    int64_t rows = un_rows(x), n = x->n[3], from, to;
-    un_act a = un_act_at(task->wdata[task->node] + step->i[0], form, rows, n);
-    un_share(rows, task->rank, task->size, &from, &to);
-    if (from == to)
-        return;
-    float *line = un_scratch_get(task, (size_t)(2 * n + UN_LANES) * 4), *room = line + n;
-    if (!line)
-        return;
-    for (int64_t t = from; t < to; t++) {
-        const char *row = un_row(x, t);
-        for (int64_t k = 0; x->s[3] != 4 && k < n; k++)
-            memcpy(&line[k], row + k * x->s[3], 4);
-        prepare_row(a, form, t, x->s[3] == 4 ? (const float *)row : line,
-                    norm ? (const float *)norm->data : NULL, step->f[0], n, room);
-    }
-}
 
 /* The products of a step, for one thread. */
 typedef struct {
@@ -113,11 +77,11 @@ static void tile(const layers *l, int p, int node, int64_t g, int groups, int64_
 
 static void products(const layers *l, int p, int node, int64_t from, int64_t to)
 {
-    int whole = l->form == UN_ACT_I8, most = whole ? UN_MANY : UN_TILE, groups;
-    for (int64_t t = 0; t < l->tokens; t += most) {
-        int n = (int)(l->tokens - t < most ? l->tokens - t : most);
+    int groups;
+    for (int64_t t = 0; t < l->tokens; t += UN_MANY) {
+        int n = (int)(l->tokens - t < UN_MANY ? l->tokens - t : UN_MANY);
         for (int64_t g = from; g < to; g += groups) {
-            groups = whole && g + 2 <= to ? 2 : 1;
+            groups = g + 2 <= to ? 2 : 1;
             tile(l, p, node, g, groups, t, n);
         }
     }
@@ -154,7 +118,7 @@ static int prepare_alone(const un_task *task, layers *l, int64_t n)
         return 0;
     l->x = un_act_at(room, l->form, 1, n);
     float *normed = (float *)(room + (bytes + 63) / 64 * 64);
-    prepare_row(l->x, l->form, 0, (const float *)x->data, norm ? (const float *)norm->data : NULL,
+    UN_(prepare_row)(l->x, l->form, (const float *)x->data, norm ? (const float *)norm->data : NULL,
                 step->f[0], n, normed);
     return 1;
 }

@@ -4,17 +4,30 @@
 
 #include "simd.h"
 
+/* Bytes of a prepared value. */
+static inline int64_t un_width(int form)
+{
+    return form == UN_ACT_F32 ? 4 : form == UN_ACT_I16 ? 2 : 1;
+}
+
 /* Where the parts of prepared activations lie, from `at` in a node's wdata. */
 static inline un_act un_act_at(char *at, int form, int64_t rows, int64_t n)
 {
-    int64_t blocks = (n + 31) / 32, width = form == UN_ACT_I16 ? 2 : 1;
-    un_act a = {.n = 32 * blocks, .blocks = blocks};
+    int64_t blocks = (n + 31) / 32, width = un_width(form);
+    un_act a = {.n = (form == UN_ACT_I16 ? 64 : 32) * blocks, .blocks = blocks};
     a.q = at;
     at += rows * a.n * width;
     a.d = (float *)at;
     a.s = a.d + rows * blocks;
     a.sum = (int16_t *)(a.s + rows * blocks);
     return a;
+}
+
+/* Bytes of those. */
+static inline size_t un_act_bytes(int form, int64_t rows, int64_t n)
+{
+    un_act a = un_act_at(NULL, form, rows, n);
+    return (size_t)(rows * (a.n * un_width(form) + 12 * a.blocks));
 }
 
 static inline int64_t un_rows(const un_tensor *x) { return x->n[0] * x->n[1] * x->n[2]; }

@@ -241,6 +241,7 @@ typedef struct {
     const un_weight *weight;
     const char *rows;
     int64_t stride;
+    atomic_int refused;
 } packing;
 
 /* Each node's threads pack what lies there, so that fresh pages are its own. */
@@ -259,18 +260,23 @@ static void pack(void *arg, int thread)
             int64_t matrix = i / here, row = (w->first[k] + i % here) * UN_LANES;
             int64_t n = w->rows - row < UN_LANES ? w->rows - row : UN_LANES;
             uint8_t *group = (uint8_t *)w->data[k] + i * w->group_bytes;
+            const char *rows = p->rows + (matrix * w->rows + row) * p->stride;
+            if (w->format->fits && !w->format->fits(rows, p->stride, (int)n, w->cols))
+                atomic_store(&p->refused, 1);
             memset(group, 0, (size_t)w->group_bytes);
-            w->format->pack(p->rows + (matrix * w->rows + row) * p->stride, p->stride, (int)n,
-                            w->cols, group);
+            w->format->pack(rows, p->stride, (int)n, w->cols, group);
         }
     }
 }
 
-/* Packs the rows of a file, `stride` bytes apart, into a weight whose memory is there. */
+/* Packs the rows of a file, `stride` bytes apart, into a weight whose memory is there; 0 if they
+ * cannot be packed. */
 UN_API int un_pack(un_engine *e, const un_weight *weight, const char *rows, int64_t stride)
 {
-    packing p = {{e, NULL, e->threads}, weight, rows, stride};
-    return un_pool_run(e->pool, e->threads, pack, &p);
+    packing p = {{e, NULL, e->threads}, weight, rows, stride, 0};
+    if (un_pool_run(e->pool, e->threads, pack, &p) < 0)
+        return 0;
+    return !atomic_load(&p.refused);
 }
 
 /* The group of a row, wherever it lies. */

@@ -214,7 +214,11 @@ static inline xh xh_load(const int16_t *p) { return _mm256_loadu_si256((const __
 static inline xi xi_dot16(xi acc, xh w, const int16_t *x)
 {
     __m256i v = _mm256_set1_epi32(un_four((const int8_t *)x));
+#ifdef UN_AVXVNNI
+    return _mm256_dpwssd_avx_epi32(acc, w, v);
+#else
     return _mm256_add_epi32(acc, _mm256_madd_epi16(w, v));
+#endif
 }
 
 /* Of each of 8 vectors the sum of its lanes, in the order of un_sum16. */

@@ -76,7 +76,7 @@ typedef struct un_tensor {
     X(reglu) X(swiglu) X(geglu) X(geglu_erf) X(geglu_quick) \
     X(scale) X(clamp) X(cast) X(cont) X(concat) \
     X(rms_norm) X(norm) X(rope_cos_sin) X(rope) \
-    X(get_rows) X(set_rows) X(quantise) X(mul_mat) X(mul_mat_dense) X(mul_mat_id) \
+    X(get_rows) X(set_rows) X(prepare) X(linear) X(mul_mat) X(mul_mat_dense) X(mul_mat_id) \
     X(top_k) X(sum_rows) X(soft_max) X(flash_attn_ext) X(kv_store) X(kv_attention) X(kv_merge) \
     X(ssm_conv) X(ssm_scan)
 
@@ -156,6 +156,8 @@ typedef struct un_format {
     /* 32 values of all 16 rows as floats: out[k * 16 + lane], for block b of 32 */
     void (*floats)(const uint8_t *group, int64_t cols, int64_t b, float *out);
     void (*dot)(const un_dot *dot);
+    /* whether these rows can be packed at all; NULL: any can */
+    int (*fits)(const char *rows, int64_t stride, int n, int64_t cols);
 } un_format;
 
 /* Everything that is compiled once for each instruction set. */
