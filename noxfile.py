@@ -118,6 +118,26 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session
+def arm(session: nox.Session) -> None:
+    """The native engine for aarch64, cross-compiled and run under qemu-user (15 minutes).
+
+    It needs Debian's or Ubuntu's apt, qemu-user-static and gcc-aarch64-linux-gnu.
+    """
+    session.install(*TESTING, *KIT, "setuptools>=77", "./plugin-numa")
+    folder = Path(session.create_tmp()).resolve() / "machine"
+    wheels = folder / "wheels"
+    session.run("python", "tests/arm/machine.py", "--check")
+    shutil.rmtree(wheels, ignore_errors=True)
+    make = ("pip", "wheel", "-q", "--no-deps", "-w", str(wheels))
+    cross = {"CC": "aarch64-linux-gnu-gcc"}
+    session.run(*make, "./core", "./plugins", "./plugin-numa", env=cross)
+    made = sorted(map(str, wheels.glob("*.whl")))
+    session.run("python", "tests/arm/machine.py", str(folder), *made)
+    env = {"UMBEL_ARM": str(folder)}
+    session.run("pytest", "tests/arm", *session.posargs, env=env)
+
+
+@nox.session
 def wheelhouse(session: nox.Session) -> None:
     """What a machine without a network needs: `nox -s wheelhouse -- linux-aarch64 cp311`."""
     session.install(*BUILDING)

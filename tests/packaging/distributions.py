@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LEFTOVERS = ("build", "dist", "*.egg-info", "__pycache__", ".*")  # of earlier builds and runs
+LEFTOVERS = (
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    "*.so",
+    ".*",
+)  # of earlier builds and runs
 
 
 class Distribution(NamedTuple):
@@ -26,6 +33,8 @@ class Distribution(NamedTuple):
     module: str
     data: tuple[str, ...] = ()  # files of the wheel that are no code: the easiest to lose
     shipped: bool = True  # False: an example
+    devices: tuple[str, ...] = ()  # that it brings
+    native: str = ""  # the folder of the sources of its library, which the wheel has instead
 
     @property
     def stem(self) -> str:
@@ -57,7 +66,19 @@ DISTRIBUTIONS = (
         ),
     ),
     Distribution(
-        "plugins/examples/toy-accelerator", "umbel-example-toy", "umbel_toy", shipped=False
+        "plugin-numa",
+        "umbel-plugin-numa",
+        "umbel_numa",
+        ("umbel_numa/py.typed", "umbel_numa/libumbel_numa.so"),
+        devices=("numa:0",),
+        native="umbel_numa/native",
+    ),
+    Distribution(
+        "plugins/examples/toy-accelerator",
+        "umbel-example-toy",
+        "umbel_toy",
+        shipped=False,
+        devices=("toy:0",),
     ),
     Distribution(
         "plugins/examples/extra-operation",

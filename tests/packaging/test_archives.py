@@ -26,8 +26,16 @@ def sources(made: Distribution) -> set[str]:
     """The files under `src`, except what tools leave there."""
     src = ROOT / made.folder / "src"
     files = (path.relative_to(src) for path in src.rglob("*") if path.is_file())
-    left = re.compile(r"__pycache__|\.egg-info|\.pyc$|(^|/)\.")
+    left = re.compile(r"__pycache__|\.egg-info|\.pyc$|\.so$|(^|/)\.")
     return {path.as_posix() for path in files if not left.search(path.as_posix())}
+
+
+def packaged(made: Distribution) -> set[str]:
+    """Those that a wheel has; a native library in place of what it is made from."""
+    if not made.native:
+        return sources(made)
+    library = {name for name in made.data if name.endswith(".so")}
+    return {name for name in sources(made) if not name.startswith(f"{made.native}/")} | library
 
 
 def in_wheel(wheel: Path) -> tuple[set[str], dict[str, bytes]]:
@@ -62,11 +70,13 @@ def test_wheel(made, dist):
     assert wheels
     for wheel in wheels:
         names, info = in_wheel(wheel)
-        assert names == sources(made)
+        assert names == packaged(made)
         assert names >= set(made.data)
         assert set(info) - {"entry_points.txt"} == INFO
         assert info["licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
         assert len([n for n in names if not n.startswith(f"{made.module}/")]) == 0
+        platform = r"(manylinux_2_\d+|linux|macosx_\d+_\d+)_\w+" if made.native else "any"
+        assert re.fullmatch(rf"{made.stem}-[\d.]+-py3-none-{platform}\.whl", wheel.name)
 
 
 @EVERY
@@ -77,6 +87,7 @@ def test_sdist(made, dist):
     own = {f"src/{name}" for name in sources(made)}
     egg = {name for name in files if ".egg-info/" in name}
     beside = {"LICENSE", "PKG-INFO", "pyproject.toml", "setup.cfg"}
+    beside |= {"setup.py"} if made.native else set()
     readme = {"README.md"} if (ROOT / made.folder / "README.md").exists() else set()
     assert set(files) - egg == own | beside | readme
     assert files["LICENSE"] == (ROOT / "LICENSE").read_bytes()
@@ -125,7 +136,7 @@ def test_an_index_would_take_them(dist):
 @EVERY
 def test_installed_alone(made, dist, constraints, tmp_path):
     """In a fresh environment it brings what it needs, and is imported from there; without
-    tests and without what only they need."""
+    tests and without what only they need. Its devices are there, and nobody else's."""
     venv.create(tmp_path / "alone", with_pip=False)
     python = tmp_path / "alone" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "-q", "--python", str(python), "install"]
@@ -136,3 +147,7 @@ def test_installed_alone(made, dist, constraints, tmp_path):
     place, modules = said.stdout.splitlines()
     assert place.startswith(str(tmp_path / "alone"))
     assert "pytest" not in modules.split()
+    listed = [str(python.with_name("umbel")), "devices"]
+    said = subprocess.run(listed, capture_output=True, text=True, check=True, cwd=tmp_path)
+    names = {line.split()[0] for line in said.stdout.splitlines()}
+    assert names == {"host:0", *made.devices}

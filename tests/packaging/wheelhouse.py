@@ -94,38 +94,51 @@ def _tag(text: str) -> str:
 def gather(platform: str, tag: str, dist: Path) -> Path:
     """The archive, from the wheels in `dist`."""
     name = f"umbel-wheelhouse-{platform}-{tag}"
-    shipped = [d for d in distributions.DISTRIBUTIONS if d.shipped]
-    wheels = [str(_fitting(d.wheels(dist), PLATFORMS[platform])) for d in shipped]
+    ours = _ours(platform, dist)
+    wheels, target = [str(wheel) for wheel in ours.values()], _target(platform, tag, ours)
     with tempfile.TemporaryDirectory(dir=dist, prefix=".wheelhouse-") as scratch:
         house = Path(scratch, name)
         wanted, missing = wheels, [""]
         while missing:
-            _pip("download", "--dest", str(house), *_target(platform, tag), *wanted)
+            _pip("download", "--dest", str(house), *target, *wanted)
             missing = _missing(house, PLATFORMS[platform], _python(tag))
             wanted = [*wanted, *missing]
-        _check(house, platform, tag, scratch)
-        _write_readme(house, platform, tag)
+        alone = ("--no-index", "--find-links", str(house), "--dest", f"{scratch}/again")
+        _pip("download", *alone, *target, *ours)  # it finds all that it wants there
+        _write_readme(house, platform, tag, list(ours))
         made = Path(scratch, f"{name}.tar.gz")
         with tarfile.open(made, "w:gz") as archive:
             archive.add(house, name)
         return made.replace(dist / made.name)
 
 
-def _fitting(wheels: list[Path], platform: Platform) -> Path:
-    """The wheel for any platform, or for that one."""
-    ends = ("any", *platform.tags)
-    return next(
-        wheel for wheel in wheels if wheel.stem.rpartition("-")[2].split(".")[0] in ends
-    )
+def _ours(platform: str, dist: Path) -> dict[str, Path]:
+    """The wheels of our distributions; one that has none for the platform is left out."""
+    tags, machine = PLATFORMS[platform].tags, PLATFORMS[platform].machine
+    found = {}
+    for made in distributions.DISTRIBUTIONS:
+        for wheel in made.wheels(dist) if made.shipped else ():
+            tag = _tag_of(wheel)
+            if tag in ("any", *tags) or re.fullmatch(rf"manylinux_2_\d+_{machine}", tag):
+                found[made.name] = wheel
+        if made.shipped and made.name not in found:
+            told = "left out: it was not built for that (CC names a compiler that does)"
+            print(f"{made.name} for {platform} is {told}", file=sys.stderr)
+    return found
+
+
+def _tag_of(wheel: Path) -> str:
+    return wheel.stem.rpartition("-")[2]
 
 
 def _python(tag: str) -> str:
     return f"3.{tag.removeprefix('cp3')}"
 
 
-def _target(platform: str, tag: str) -> list[str]:
-    """For pip: not the machine that it runs on."""
-    tags = [word for each in PLATFORMS[platform].tags for word in ("--platform", each)]
+def _target(platform: str, tag: str, ours: dict[str, Path]) -> list[str]:
+    """For pip: not the machine that it runs on. Ours may need a newer system than others."""
+    every = [*PLATFORMS[platform].tags, *(_tag_of(w) for w in ours.values())]
+    tags = [word for each in every if each != "any" for word in ("--platform", each)]
     python = ["--implementation", "cp", "--python-version", _python(tag)]
     return ["--only-binary=:all:", *tags, *python]
 
@@ -174,19 +187,10 @@ def _needs(wheel: Path) -> list[Requirement]:
     return [Requirement(text) for text in says.get_all("Requires-Dist", [])]
 
 
-def _check(house: Path, platform: str, tag: str, scratch: str) -> None:
-    """pip finds all that it wants there, and looks nowhere else."""
-    names = [d.name for d in distributions.DISTRIBUTIONS if d.shipped]
-    alone = ["--no-index", "--find-links", str(house), "--dest", f"{scratch}/again"]
-    _pip("download", *alone, *_target(platform, tag), *names)
-
-
-def _write_readme(house: Path, platform: str, tag: str) -> None:
+def _write_readme(house: Path, platform: str, tag: str, ours: list[str]) -> None:
     wheels = sorted(house.glob("*.whl"))
     version = next(w.name.split("-")[1] for w in wheels if w.name.startswith("umbel_core-"))
-    others = [
-        d.name for d in distributions.DISTRIBUTIONS if d.shipped and d.name != "umbel-core"
-    ]
+    others = [name for name in ours if name != "umbel-core"]
     text = README.format(
         version=version,
         platform=platform,

@@ -19,6 +19,9 @@
 #define UN_BLOCKS_H
 
 #include "simd.h"
+#ifdef UN_NEON
+#include "blocks_neon.h"
+#endif
 
 #define UN_INLINE static inline __attribute__((always_inline))
 #if defined(UN_AVX512) || defined(UN_NEON)
@@ -79,6 +82,18 @@ UN_INLINE void un_sums(const un_type k, xi s[][UN_TILE], const uint8_t *group,
                        int64_t group_bytes, int64_t b, int part, int from, int to,
                        const int8_t *x, int64_t n, const int G, const int T)
 {
+#ifdef UN_NEON
+    UN_UNROLL for (int i = from; i < to; i += 4)
+        UN_UNROLL for (int g = 0; g < G; g++) {
+            xb w[4];
+            UN_UNROLL for (int j = 0; j < 4; j++) {
+                w[j] = k.vec(group + g * group_bytes, b, part, i + j);
+                w[j] = k.zero == 128 ? xb_xor(w[j], xb_set1(128)) : w[j];
+            }
+            un_lanes(s[g], w, x + 4 * i, n, T);
+        }
+    return;
+#endif
     UN_UNROLL for (int i = from; i < to; i += k.run) {
         xs run[2][UN_TILE];
         UN_UNROLL for (int g = 0; g < G; g++)

@@ -4,22 +4,16 @@
 
 #include "un.h"
 
-#define DECLARE(name) extern const un_kernels un_kernels_##name;
-#if defined(__x86_64__)
-DECLARE(avx512) DECLARE(avxvnni) DECLARE(avx2)
-#elif defined(__aarch64__)
-DECLARE(i8mm) DECLARE(dotprod)
+#ifndef UN_VARIANTS /* those that were compiled, the best first: X(name) ... */
+#define UN_VARIANTS X(scalar)
 #endif
-DECLARE(scalar)
 
-const un_kernels *const un_variants[] = {
-#if defined(__x86_64__)
-    &un_kernels_avx512, &un_kernels_avxvnni, &un_kernels_avx2,
-#elif defined(__aarch64__)
-    &un_kernels_i8mm, &un_kernels_dotprod,
-#endif
-    &un_kernels_scalar, NULL
-};
+#define X(name) extern const un_kernels un_kernels_##name;
+UN_VARIANTS
+#undef X
+#define X(name) &un_kernels_##name,
+const un_kernels *const un_variants[] = {UN_VARIANTS NULL};
+#undef X
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -1,5 +1,11 @@
 /* Unpacked blocks against many tokens. */
 #include "blocks.h"
+#ifdef UN_I8MM
+#include "blocks_i8mm.h"
+#define UN_TO_ALL(k, d, start) un_paired(k, d, start)
+#else
+#define UN_TO_ALL(k, d, start) un_groups(k, d, 1, start)
+#endif
 
 UN_INLINE xb panel_vec(const uint8_t *group, int64_t b, int part, int j)
 {
@@ -18,6 +24,6 @@ UN_INLINE un_scales panel_scales(const uint8_t *group, int64_t b, int part)
     void UN_(panel_##NAME)(const un_dot *d, const int32_t *start) \
     { \
         static const un_type type = {panel_vec, panel_scales, __VA_ARGS__, 0}; \
-        un_groups(type, d, 1, start); \
+        UN_TO_ALL(type, d, start); \
     }
 UN_PANELS(PANEL)
