@@ -1,18 +1,24 @@
 """The native CPU engine of Umbel: C kernels chosen for the processor at run time."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from umbel.graph import Tensor
-from umbel.hookspecs import Device, DeviceInfo, Kernel, Option, SplitGraph, hookimpl
-from umbel.host import cpus
+from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 from umbel.host import memory as machine_memory
 
+from umbel_numa import tuned
 from umbel_numa.engine import Engine
 from umbel_numa.memory import NativeMemory
+from umbel_numa.options import OPTIONS
+from umbel_numa.placement import balancing, placement
 from umbel_numa.support import unsupported
+from umbel_numa.topology import read
 
 UMBEL_API = 1
+
+log = logging.getLogger("umbel")
 
 DEVICE = Device("numa:0", "native kernels on the CPU", priority=100, reads_host=True)
 _open: dict[str, tuple[Engine, NativeMemory]] = {}
@@ -25,24 +31,41 @@ def devices() -> Sequence[Device]:
 
 @hookimpl
 def options() -> Sequence[Option]:
-    return [
-        Option("threads", "threads that compute; 0: one for each processor", 0, int),
-        Option("precise", "activations stay float32: slower, exact", False, _yes),
-    ]
-
-
-def _yes(text: str) -> bool:
-    """Of "true" and "false"; a ValueError at anything else."""
-    return {"true": True, "false": False}[text.lower()]
+    return OPTIONS
 
 
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
-    engine = Engine(options.get("threads") or cpus(), bool(options.get("precise")))
+    topology = read()
+    known = tuned.Records.of(topology)
+    where = placement(options, topology, known.threads())
+    engine = Engine(precise=options.get("precise", False), placement=where, tuned=known.best)
     _open[device.name] = engine, NativeMemory(engine)
+    if where.pinned and engine.pinned < len(where.cpus) - 1:  # the first is so in runs alone
+        log.warning("the system refuses to pin threads to CPUs: they may leave their node")
+    if len(where.numbers) > 1 and balancing():
+        told = "the kernel moves pages between nodes (numa_balancing), against their placement"
+        log.warning("%s: sysctl kernel.numa_balancing=0 stops it", told)
     total, free = machine_memory()
-    details = {"kernels": engine.kernels, "threads": engine.threads}
-    return DeviceInfo(memory_total=total, memory_free=free, details=details)
+    return DeviceInfo(memory_total=total, memory_free=free, details=details(engine))
+
+
+def opened() -> Engine:
+    """The open engine."""
+    return _open[DEVICE.name][0]
+
+
+def details(engine: Engine) -> dict[str, object]:
+    """What there is to tell of it."""
+    where = engine.placement
+    return {
+        "kernels": engine.kernels,
+        "threads": engine.threads,
+        "threads_prefill": where.count(where.prefill),
+        "mode": where.mode,
+        "nodes": [number for number in where.numbers if number >= 0],
+        "pinned": where.pinned,
+    }
 
 
 @hookimpl
@@ -89,4 +112,22 @@ def forget(device: Device, uid: int) -> None:
 @hookimpl
 def status(device: Device) -> Mapping[str, object]:
     total, free = machine_memory()
-    return {"memory_total": total, "memory_free": free}
+    found: dict[str, object] = {"memory_total": total, "memory_free": free}
+    if device.name in _open:
+        engine = _open[device.name][0]
+        found |= {**details(engine), "pinned": engine.pinned}
+    return found
+
+
+@hookimpl
+def doctor() -> Sequence[Finding]:
+    from umbel_numa.findings import findings
+
+    return findings()
+
+
+@hookimpl
+def commands(cli: Any) -> None:
+    from umbel_numa.cli import add
+
+    add(cli)

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+from umbel.gguf.types import I32
 from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_numa.fuse import Fuser, Linear, Range, overlap
+from umbel_numa.heads import Head, deal, dealt, head_of, heads_of
 from umbel_numa.library import STEP, TENSOR, operations
-from umbel_numa.memory import NativeWeight
 from umbel_numa.operations import ATTRIBUTES
 from umbel_numa.operations.attention import attention, partial_bytes, rope_table
 from umbel_numa.operations.products import PRODUCTS, first_row
+from umbel_numa.program import Compiled
+from umbel_numa.weights import NativeWeight
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
@@ -32,10 +35,12 @@ _WDATA = 1 << 60  # where the activations lie among the addresses, to tell them 
 _ALIGN = 64
 
 
-def compile_split(graph: SplitGraph, engine: Engine) -> tuple[np.ndarray, np.ndarray, int]:
-    """The steps, their tensors, and the bytes of activations that each node prepares."""
-    writer = _Writer(graph, engine)
+def compile_split(graph: SplitGraph, engine: Engine) -> Compiled:
+    """The split as steps."""
     nodes = [node for node in graph.nodes if node.op is not None and not node.op.view]
+    rows = (math.prod(node.inputs[1].shape[:-1]) for node in nodes if _multiplies(node))
+    writer = _Writer(graph, engine, engine.count(max(rows, default=0)))
+    deal(nodes, graph.slots)
     for item in Fuser(nodes, set(graph.outputs), writer.form, writer.place).items():
         if isinstance(item, Linear):
             writer.add_linear(item)
@@ -48,10 +53,12 @@ def compile_split(graph: SplitGraph, engine: Engine) -> tuple[np.ndarray, np.nda
 class _Writer:
     graph: SplitGraph
     engine: Engine
+    threads: int  # that take part
     steps: list[np.void] = attrs.field(factory=list)
     tensors: list[np.void] = attrs.field(factory=list)
-    numbers: dict[tuple[Tensor, str], int] = attrs.field(factory=dict)
-    prepared: dict[tuple[Tensor | int, ...], Range] = attrs.field(factory=dict)
+    names: list[str] = attrs.field(factory=list)  # of the steps' operations
+    numbers: dict[tuple[Tensor, str | Head], int] = attrs.field(factory=dict)
+    prepared: dict[tuple[object, ...], Range] = attrs.field(factory=dict)
     turns: dict[tuple[object, ...], Range] = attrs.field(factory=dict)  # tables of rope
     partial: Range = (0, 0)  # what one attention leaves at a time
     ring: int = attrs.field(init=False)  # bytes for prepared activations, used in turn
@@ -73,17 +80,17 @@ class _Writer:
 
     # tensors
 
-    def number(self, t: Tensor, use: str = "") -> int:
+    def number(self, t: Tensor, use: str | Head = "") -> int:
         """The number of a tensor in the program, as a product, a gather ("rows") or anything
-        else reads it."""
+        else reads it; or of what belongs to one head."""
         weight = isinstance(self.graph.slots[t.storage].buffer, NativeWeight)
-        key = t, use if weight else ""
+        key = t, use if weight or isinstance(use, Head) else ""
         if key not in self.numbers:
             self.numbers[key] = len(self.tensors)
             self.tensors.append(self._tensor(t, use))
         return self.numbers[key]
 
-    def _tensor(self, t: Tensor, use: str) -> np.void:
+    def _tensor(self, t: Tensor, use: str | Head) -> np.void:
         raw = np.zeros(1, TENSOR)[0]
         slot = self.graph.slots[t.storage]
         buffer, pad = slot.buffer, 4 - len(t.shape)
@@ -91,7 +98,7 @@ class _Writer:
         raw["type"], raw["axes"] = t.dtype.number, len(t.shape)
         start, strides = buffer.handle + slot.offset + t.offset, t.strides
         if isinstance(buffer, NativeWeight):
-            if use:
+            if use and isinstance(use, str):
                 raw["weight"] = self._matrix(t, use)
                 start = 0 if raw["weight"] else buffer.rows() + t.offset
             elif not t.dtype.numpy or t.dtype.numpy.itemsize != 4:
@@ -99,7 +106,9 @@ class _Writer:
                 start = buffer.values() + _float_offset(t)
         outermost = t.shape[0] * strides[0] if t.shape else t.dtype.block_bytes
         raw["s"], raw["data"] = (outermost,) * pad + strides, start
-        return raw
+        if isinstance(use, Head):
+            return head_of(raw, t, buffer, use)
+        return heads_of(raw, t, buffer) if dealt(buffer) else raw
 
     def _matrix(self, w: Tensor, use: str) -> int:
         """The address of the packed form that a product or a gather reads; 0: of none."""
@@ -126,6 +135,9 @@ class _Writer:
         assert node.op is not None
         name = node.op.name
         special = {"kv_attention": self._attend, "rope": self._rope}
+        if name in ("get_rows", "set_rows") and self._dealt(node.inputs[0]):
+            self._each_head(node)
+            return
         special |= dict.fromkeys(PRODUCTS, self._product)
         if name in special:
             special[name](node)
@@ -146,14 +158,17 @@ class _Writer:
         *,
         factors: Sequence[int] = (),
         plain: bool = True,
+        head: Head | None = None,
     ) -> None:
-        """Appends a step; it reads its inputs and writes `out`, where that is `plain`. The inputs
-        `factors` are weights of products."""
+        """Appends a step; it reads its inputs and writes `out`, where that is `plain`. Inputs
+        `factors` are weights of products. Of floats what belongs to `head` is touched."""
         step = np.zeros(1, STEP)[0]
         step["op"] = operations()[name]
         step["inputs"] = len(inputs)
-        step["out"] = -1 if out is None else self.number(out)
-        uses = [USES.get((name, i), "") for i in range(len(inputs))]
+        step["out"] = -1 if out is None else self.number(out, head or "")
+        uses: list[str | Head] = [USES.get((name, i), "") for i in range(len(inputs))]
+        if head:
+            uses = ["" if t.dtype is I32 else head for t in inputs]
         for i in factors:
             uses[i] = "product"
         step["in"][: len(inputs)] = list(map(self.number, inputs, uses))
@@ -167,6 +182,7 @@ class _Writer:
             writes += [self.place(out), *(self.place(out.inputs[i]) for i in mutated)]
         step["barrier"] = self._meet(reads, writes)
         self.steps.append(step)
+        self.names.append(name)
 
     def _meet(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """Whether all threads have to meet first; keeps the books."""
@@ -249,18 +265,29 @@ class _Writer:
         """The new keys and values go to the caches; then all attend, maybe in two steps."""
         q, k, v, k_cache, v_cache, cells, *others = node.inputs
         caches = k_cache, v_cache
+        alone = self._dealt(k_cache)
         writes = [self.place(t) for t in caches]
         self.step("kv_store", None, (k, v, cells, *caches), writes=writes)
         inputs, values = (q, *caches, *others), attention(node)
-        size, reads = partial_bytes(node, self.engine.threads), list[Range]()
+        size, reads = partial_bytes(node, self.threads), list[Range]()
         if size:
             if self.partial[1] - self.partial[0] < size:
                 self.partial = self._reserve(size)
             reads = [self.partial]
-        numbers = (k.shape[2], self.partial[0] - _WDATA if size else -1)
+        numbers = (k.shape[2], self.partial[0] - _WDATA if size else -1, alone)
         self.step("kv_attention", node, inputs, numbers, values, writes=reads)
         if size:
             self.step("kv_merge", node, inputs, numbers, values, reads=reads)
+
+    def _dealt(self, t: Tensor) -> bool:
+        return dealt(self.graph.slots[t.storage].buffer)
+
+    def _each_head(self, node: Tensor) -> None:
+        """A gather from a cache whose heads were dealt over nodes, or a write to it."""
+        state = node.inputs[0]
+        assert node.op is not None
+        for head in Head.all(self.graph.slots[state.storage].buffer):
+            self.step(node.op.name, node, node.inputs, head=head)
 
     def _rope(self, node: Tensor) -> None:
         """A product with a table that all ropes of its kind share."""
@@ -275,9 +302,13 @@ class _Writer:
         numbers = (table[0], at[0] - _WDATA, node.attrs["mode"] == "norm")
         self.step("rope", node, (x,), numbers, reads=[at])
 
-    def finish(self) -> tuple[np.ndarray, np.ndarray, int]:
+    def finish(self) -> Compiled:
         steps, tensors = np.array(self.steps, STEP), np.array(self.tensors, TENSOR)
-        return steps, tensors, self.wdata
+        read = {node.inputs[0].storage for node in self.graph.nodes if _multiplies(node)}
+        buffers = (self.graph.slots[t].buffer for t in read)
+        factors = tuple(b for b in buffers if isinstance(b, NativeWeight))
+        names = tuple(self.names)
+        return Compiled(self.graph, steps, names, tensors, self.wdata, self.threads, factors)
 
 
 def _of_floats(t: Tensor) -> tuple[int, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
+import logging
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,34 +13,54 @@ from umbel.errors import CancelledError, DeviceError, OutOfMemoryError
 from umbel.gguf.types import DType
 from umbel.hookspecs import SplitGraph
 
+from umbel_numa import cut
 from umbel_numa.compile import compile_split
 from umbel_numa.library import Format, library, variant
+from umbel_numa.pages import Binder
+from umbel_numa.placement import Placement, available
+from umbel_numa.program import Program
+from umbel_numa.resident import Segment, misplaced, resident
+from umbel_numa.weights import NativeWeight
+
+log = logging.getLogger("umbel")
 
 _CANCELLED, _NO_MEMORY = 1, 2
 ACT_F32 = 0
+FEW = 16  # rows of a step that waits for memory: as many threads as decode best
+Counts = tuple[int, int]  # threads that decode, and that read prompts
 
 
 @attrs.define(eq=False)
 class Engine:
     """Threads and kernels; everything but `cancel` comes with the device's lock held."""
 
-    threads: int
-    precise: bool = False  # activations stay float32
+    threads: int = 0  # 0: those of the placement
     kernels: str = attrs.field(factory=variant)
+    precise: bool = False  # activations stay float32
+    placement: Placement = attrs.field()
+    tuned: Callable[[int], Counts | None] = lambda _: None  # of so many bytes of weights
     handle: int = 0
     table: int = 0
+    binder: Binder = attrs.field(factory=Binder)
+    met: int = 0  # bytes of the model that was stored last
+    copies: bool | None = None  # each node has one of all weights; None: not decided
     programs: dict[int, Program] = attrs.field(factory=dict)
+    weights: weakref.WeakSet[NativeWeight] = attrs.field(factory=weakref.WeakSet)
+
+    @placement.default
+    def _anywhere(self) -> Placement:
+        return Placement.free(self.threads)
 
     def __attrs_post_init__(self) -> None:
-        lib = library()
+        lib, where = library(), self.placement
         self.table = lib.un_variant(self.kernels.encode())
-        cpus = np.full(self.threads, -1, np.int32)
-        nodes = np.zeros(self.threads, np.int32)
+        self.threads = where.count(where.decode)
+        lists = [np.array(n, np.int32) for n in (where.cpus, where.nodes, where.numbers)]
         self.handle = lib.un_engine_new(
-            self.table, self.threads, cpus.ctypes.data, nodes.ctypes.data
+            self.table, len(where.cpus), *(n.ctypes.data for n in lists)
         )
         if not self.handle:
-            msg = f"the engine cannot start {self.threads} threads"
+            msg = f"the engine cannot start {len(where.cpus)} threads"
             raise DeviceError(msg, do="take fewer: --threads")
 
     def format(self, dtype: DType) -> Format:
@@ -56,11 +78,83 @@ class Engine:
         """How a product with a packed weight of this type wants its activations."""
         return ACT_F32 if self.precise else self.format(dtype).act
 
+    # threads and nodes
+
+    @property
+    def pinned(self) -> int:
+        """How many threads sit on the CPU that was meant for them."""
+        return int(library().un_engine_pinned(self.handle))
+
+    def count(self, rows: int) -> int:
+        """How many threads take part in a step of so many rows."""
+        where = self.placement
+        return where.count(where.decode if rows <= FEW else where.prefill)
+
+    def set_counts(self, decode: int, prefill: int) -> None:
+        """Other numbers of threads, for steps of few and of many rows, from now on."""
+        self.placement = attrs.evolve(self.placement, decode=decode, prefill=prefill)
+        self.threads = self.placement.count(decode)
+        for uid in list(self.programs):
+            self.forget(uid)
+
+    def shares(self, threads: int = 0) -> list[int]:
+        """How many of so many threads (0: of those that decode) are on each node."""
+        sizes = np.zeros(len(self.placement.numbers), np.int32)
+        library().un_engine_shares(self.handle, threads or self.threads, sizes.ctypes.data)
+        return [int(size) for size in sizes]
+
+    def cut(self, count: int, groups: int) -> cut.Cut:
+        """How nodes share a packed weight."""
+        whole = self.placement.experts == "whole"
+        return cut.cut(self.shares(), count, groups, copies=bool(self.copies), whole=whole)
+
+    def meet(self, nbytes: int) -> None:
+        """A model of so many bytes is about to be stored."""
+        self.met = nbytes
+        if self.copies is None:
+            self.copies = self._has_room_for_copies(nbytes)
+        counts = None if self.placement.chosen else self.tuned(nbytes)
+        if counts is not None and counts != (self.placement.decode, self.placement.prefill):
+            log.warning("threads as `umbel numa tune` found them: %d, for prompts %d", *counts)
+            self.set_counts(*counts)
+
+    def _has_room_for_copies(self, nbytes: int) -> bool:
+        numbers = self.placement.numbers
+        if self.placement.mode != "mirror" or len(numbers) == 1:
+            return False
+        room, mb = min(map(available, numbers)), nbytes / 1e6
+        if 1.1 * nbytes < room:
+            told = "a copy of the weights on each node takes %.0f MB more"
+            log.warning(told, mb * (len(numbers) - 1))
+            return True
+        told = "weights are distributed: a copy takes %.0f MB, and a node has %.0f MB free"
+        log.warning(told, mb, room / 1e6)
+        return False
+
+    # where weights lie
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [segment for weight in list(self.weights) for segment in weight.segments]
+
+    def resident(self) -> list[int]:
+        """Bytes of weights on each node, in the order of the placement's numbers, by the
+        kernel's own answer; empty where it gives none, or memory may lie anywhere."""
+        lies, numbers = resident(self.segments), self.placement.numbers
+        return [lies.get(number, 0) for number in numbers] if lies and numbers[0] >= 0 else []
+
+    def misplaced(self) -> int:
+        """Bytes of weights that are not on the node whose threads read them."""
+        return misplaced(self.segments)
+
+    # steps
+
     def compute(self, graph: SplitGraph) -> None:
         program = self.programs.get(graph.uid)
         if program is None:
-            program = self.programs[graph.uid] = Program.of(graph, self)
-        code = library().un_run(self.handle, program.handle, self.threads)
+            program = Program(self.handle, compile_split(graph, self))
+            self.programs[graph.uid] = program
+        code = library().un_run(self.handle, program.handle, program.threads)
         if code == _CANCELLED:
             msg = "the step was cancelled"
             raise CancelledError(msg)
@@ -80,40 +174,4 @@ class Engine:
         for uid in list(self.programs):
             self.forget(uid)
         library().un_engine_free(self.handle)
-        self.handle = 0
-
-
-@attrs.define(eq=False)
-class Program:
-    """A compiled split."""
-
-    handle: int
-    graph: SplitGraph  # whose buffers it has the addresses of
-
-    @classmethod
-    def of(cls, graph: SplitGraph, engine: Engine) -> Program:
-        steps, tensors, wdata = compile_split(graph, engine)
-        lib = library()
-        handle = lib.un_program_new(
-            engine.handle,
-            steps.ctypes.data,
-            len(steps),
-            tensors.ctypes.data,
-            len(tensors),
-            wdata,
-        )
-        if not handle:
-            msg = "there is no room to compute the step"
-            raise OutOfMemoryError(msg, do="use a smaller --ubatch")
-        return cls(handle, graph)
-
-    def times(self) -> np.ndarray:
-        """(steps, 2) ns at work and waiting, of the first thread; counted from now on."""
-        address = library().un_program_times(self.handle)
-        count = len(self.graph.nodes)
-        raw = (ctypes.c_uint64 * (2 * count)).from_address(address)
-        return np.ctypeslib.as_array(raw).reshape(-1, 2)
-
-    def free(self) -> None:
-        library().un_program_free(self.handle)
         self.handle = 0

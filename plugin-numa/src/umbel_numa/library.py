@@ -5,7 +5,7 @@
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ WEIGHT = np.dtype(
         ("groups", "<i8"),
         ("group_bytes", "<i8"),
         ("nodes", "<i8"),
+        ("split", "<i8"),
         ("first", "<i8", NODES + 1),
         ("data", "<u8", NODES),
     ]
@@ -67,8 +68,10 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "un_variant_runs": (c_int, c_int),
     "un_has_op": (c_int, c_void_p, c_int),
     "un_format_of": (POINTER(Format), c_void_p, c_int),
-    "un_engine_new": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
+    "un_engine_new": (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
     "un_engine_free": (None, c_void_p),
+    "un_engine_pinned": (c_int, c_void_p),
+    "un_engine_shares": (None, c_void_p, c_int, c_void_p),
     "un_program_new": (c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_int64),
     "un_program_free": (None, c_void_p),
     "un_program_times": (c_void_p, c_void_p),
@@ -77,6 +80,11 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "un_pack": (c_int, c_void_p, c_void_p, c_void_p, c_int64),
     "un_set_table": (None, c_int, c_void_p),
     "un_unpack_row": (None, c_void_p, c_int64, c_void_p),
+    "un_pages_size": (c_int64,),
+    "un_pages_bind": (c_int, c_void_p, c_int64, c_int),
+    "un_pages_move": (c_int, c_void_p, c_int64, c_int),
+    "un_pages_where": (c_int, c_void_p, c_int64, c_void_p, c_int),
+    "un_barrier_time": (c_double, c_int, c_void_p, c_void_p, c_int, c_int),
 }
 
 

@@ -11,7 +11,9 @@ from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Device
 
 from umbel_numa.operations.products import PRODUCTS, READABLE
-from umbel_numa.weights import NativeWeight, fresh
+from umbel_numa.pages import fresh
+from umbel_numa.state import StateBuffer
+from umbel_numa.weights import NativeWeight, file_of
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
@@ -77,12 +79,20 @@ class NativeMemory:
         caches = tensor.name.startswith(("k_cache.", "v_cache."))
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
-    def allocate(self, nbytes: int, usage: str) -> NativeBuffer:
-        return NativeBuffer(fresh(nbytes, usage, self.alignment))
+    def allocate(self, nbytes: int, usage: str) -> NativeBuffer | StateBuffer:
+        memory, numbers = fresh(nbytes, usage, self.alignment), self.engine.placement.numbers
+        if usage == "state" and len(numbers) > 1:
+            return StateBuffer(memory, numbers, self.engine.binder)
+        return NativeBuffer(memory)
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
         weight = NativeWeight(tensor, np.ascontiguousarray(array), self.engine)
+        if (file := file_of(weight.raw)) is not None:
+            self.engine.meet(len(file))
+        self.engine.weights.add(weight)
         table = tensor.name in self.tables - self.factors and tensor.dtype in READABLE
         if tensor.dtype is not F32 and not table:
             weight.packed()
+        if weight.struct is None and not table and len(tensor.shape) > 1:
+            weight.spread()
         return weight

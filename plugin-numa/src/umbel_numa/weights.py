@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,16 @@ from umbel.hookspecs import Buffer
 
 from umbel_numa.library import LANES, WEIGHT, library
 from umbel_numa.operations.products import READABLE, hand_over_table
+from umbel_numa.pages import page_size
+from umbel_numa.resident import Segment
+from umbel_numa.topology import ANYWHERE
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
 
 log = logging.getLogger("umbel")
 
-_LARGE = 1 << 21  # bytes from which on memory is mapped by itself, in huge pages where offered
+_LARGE = 1 << 20  # bytes of a mapped weight that are worth moving
 
 
 @attrs.define(eq=False)
@@ -38,15 +42,16 @@ class NativeWeight:
     raw: np.ndarray  # as the file has it, contiguous
     engine: Engine
     struct: np.ndarray | None = None  # un_weight, when packed
-    _memory: np.ndarray | None = None  # what the struct points to
+    segments: tuple[Segment, ...] = ()  # what products read, by node
     _unpackable: bool = False
     _values: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:
         """What it takes beside the file."""
-        parts = [part for part in (self._memory, self._values) if part is not None]
-        return sum(part.nbytes for part in parts) or int(self.raw.nbytes)
+        packed = sum(s.nbytes for s in self.segments) if self.struct is not None else 0
+        values = 0 if self._values is None else self._values.nbytes
+        return packed + values or int(self.raw.nbytes)
 
     @property
     def handle(self) -> int:
@@ -101,52 +106,68 @@ class NativeWeight:
         form, struct = self.engine.format(dtype), np.zeros(1, WEIGHT)
         weight, (*stack, rows, cols) = struct[0], shape
         weight["format"] = ctypes.addressof(form)
-        weight["rows"], weight["cols"], weight["count"] = rows, cols, int(np.prod(stack))
-        weight["groups"] = groups = -(-rows // LANES)
+        weight["rows"], weight["cols"], weight["count"] = rows, cols, math.prod(stack)
+        weight["groups"] = -(-rows // LANES)
         weight["group_bytes"] = LANES * form.bytes * -(-cols // form.block)
-        weight["nodes"], weight["first"][1] = 1, groups
         try:
-            memory = fresh(int(weight["count"] * groups * weight["group_bytes"]), "weight")
+            segments = self._room(weight)
         except OutOfMemoryError:
             if self.rows():
                 log.warning("no memory to pack %s: it is used as it is", self.tensor.label)
                 return
             raise
-        weight["data"][0] = memory.ctypes.data
         arguments = struct.ctypes.data, self.handle, dtype.row_bytes(cols)
         if not library().un_pack(self.engine.handle, *arguments):
             what = "is not packed, its values are too uneven: products in float32"
             log.warning("the weight %s %s", self.tensor.label, what)
             return
-        self.struct, self._memory, self._unpackable = struct, memory, False
-        if _of_a_file(self.raw):  # what was read is the kernel's to keep or to drop
+        self.struct, self.segments, self._unpackable = struct, segments, False
+        if file_of(self.raw) is not None:  # what was read is the kernel's to keep or to drop
             library().un_pages_drop(self.handle, self.raw.nbytes)
 
+    def _room(self, weight: np.void) -> tuple[Segment, ...]:
+        """Memory for what each node holds of a packed weight, on that node."""
+        count, groups = int(weight["count"]), int(weight["groups"])
+        numbers, cut = self.engine.placement.numbers, self.engine.cut(count, groups)
+        weight["nodes"], weight["split"] = len(numbers), cut.split
+        weight["first"][: len(cut.first)] = cut.first
+        segments = []
+        for node, (held, number) in enumerate(zip(cut.held, numbers, strict=True)):
+            nbytes = held * int(weight["group_bytes"])
+            number = number if len(numbers) > 1 else ANYWHERE
+            segment = Segment(self.engine.binder.fresh(nbytes, "weight", number), node, number)
+            weight["data"][node] = segment.memory.ctypes.data
+            segments.append(segment)
+        return tuple(segments)
 
-def _of_a_file(array: np.ndarray) -> bool:
-    """Whether it is a window on a mapped file that nobody can write to."""
+    # what stays as the file maps it
+
+    def spread(self) -> None:
+        """Moves the pages of rows that products read as they are to the nodes whose threads
+        read them. Small ones stay where they are, and experts, whose rows nobody owns."""
+        shares, numbers = self.engine.shares(), self.engine.placement.numbers
+        rows = self.raw.reshape(-1).view(np.uint8)
+        if len(numbers) == 1 or rows.size < _LARGE or self.raw.ndim > 2:
+            self.segments = (Segment(rows, 0, ANYWHERE),)
+            return
+        int(rows[:: page_size()].max())  # pages that are not there cannot move
+        before, size, moved = 0, rows.size // sum(shares), True
+        for node, (share, number) in enumerate(zip(shares, numbers, strict=True)):
+            end = rows.size if node == len(numbers) - 1 else before + share * size
+            segment = Segment(rows[before:end], node, number)
+            moved = self.engine.binder.move(segment.memory, number) and moved
+            self.segments = (*self.segments, segment)
+            before = end
+        if not moved and not self.engine.binder.refused:
+            told = "pages of %s stay on another node than the one that reads them"
+            log.warning(told, self.tensor.label)
+
+
+def file_of(array: np.ndarray) -> mmap.mmap | None:
+    """The file that it is a window on, which nobody can write to."""
     base: Any = array
     while isinstance(base, np.ndarray) and not base.flags.writeable:
         base = base.base
     if isinstance(base, memoryview):
         base = base.obj
-    return isinstance(base, mmap.mmap)
-
-
-def fresh(nbytes: int, usage: str, alignment: int = 64) -> np.ndarray:
-    """Memory that nobody has touched, aligned; large pieces in huge pages where offered."""
-    try:
-        if nbytes >= _LARGE:
-            area = mmap.mmap(-1, nbytes + _LARGE)
-            memory = np.frombuffer(area, np.uint8)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                area.madvise(mmap.MADV_HUGEPAGE)
-            alignment = _LARGE
-        else:
-            memory = np.empty(nbytes + alignment, np.uint8)
-    except (OSError, MemoryError, ValueError, OverflowError) as error:
-        msg = f"there is no room for {nbytes} bytes of {usage} memory"
-        do = "use a smaller --ctx, or --kv q8_0"
-        raise OutOfMemoryError(msg, got=nbytes, do=do) from error
-    start = -memory.ctypes.data % alignment
-    return memory[start : start + nbytes]
+    return base if isinstance(base, mmap.mmap) else None

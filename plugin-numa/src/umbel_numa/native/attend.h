@@ -25,6 +25,8 @@ typedef struct {
     char *out;
     int64_t out_seq, out_token, out_head;
     float scale, max_bias, softcap;
+    int64_t first, own;                            /* KV heads that the thread's team attends to */
+    int64_t part, parts;                           /* the thread in its team */
     char *partial;                                 /* NULL: chunks are merged at once */
 } attention;
 

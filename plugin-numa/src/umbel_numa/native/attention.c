@@ -2,10 +2,12 @@
  *
  * flash_attn_ext: in[0] q (S, H, T, hd), in[1] k (S, Hkv, L, hd), in[2] v (S, Hkv, L, hv),
  * in[3] mask (S, 1, T, L), or none, in[4] sinks (H), or none; out (S, T, H, hv).
- * kv_attention: in[0] q (S, T, H, hd), in[1], in[2] caches (cells, Hkv*hd), (cells, Hkv*hv),
- * in[3] table (S, L), in[4] mask, in[5] sinks, or none; out (S*T, H*hv). i[0] Hkv; i[1] -1, or
- * where in the first node's wdata the partial results of each chunk are left for kv_merge,
- * which has the same inputs and makes `out` of them.
+ * kv_attention: in[0] q (S, T, H, hd), in[1], in[2] caches (cells, Hkv*hd), (cells, Hkv*hv), or
+ * with the heads in front, (Hkv, cells, hd), (Hkv, cells, hv); in[3] table (S, L), in[4] mask,
+ * in[5] sinks, or none; out (S*T, H*hv). i[0] Hkv; i[1] -1, or where in the wdata of the first
+ * node (i[2]: of each) the partial results of each chunk are left for kv_merge, which has the
+ * same inputs and makes `out` of them. i[2]: the heads were dealt over the nodes, each of which
+ * attends to its own.
  * f[0] scale, f[1] max_bias, f[2] logit_softcap.
  *
  * A chunk has UN_CHUNK positions, counted from the first entry of the table that is not padding
@@ -124,34 +126,34 @@ static void finish_all(piece *w)
 enum { TILE = 192 }; /* rows of a KV head in a piece, about: they share what is fetched */
 
 /* Tokens of a piece: fewer where there would not be work for all threads. */
-static int64_t tile_of(const attention *a, int threads)
+static int64_t tile_of(const attention *a)
 {
     int64_t n = rest(a->tokens, TILE / a->group > 1 ? TILE / a->group : 1);
     while (n * a->group > 2 * FEW &&
-           (a->tokens + n - 1) / n * a->seqs * a->kv < 4 * (int64_t)threads)
+           (a->tokens + n - 1) / n * a->seqs * a->own < 4 * a->parts)
         n = (n + 1) / 2;
     return n;
 }
 
 /* Pieces are dealt to and fro, those with the longest way back first. */
-static int is_own(const un_task *task, int64_t piece)
+static int is_own(const attention *a, int64_t piece)
 {
-    int64_t round = piece / task->threads, at = piece % task->threads;
-    return (round & 1 ? task->threads - 1 - at : at) == task->thread;
+    int64_t round = piece / a->parts, at = piece % a->parts;
+    return (round & 1 ? a->parts - 1 - at : at) == a->part;
 }
 
 /* Each chunk is a piece; of all KV heads, which lie side by side, if there are enough. */
 static void run_chunks(const un_task *task, const attention *a)
 {
-    int64_t n = chunks(a), heads = a->seqs * n >= 2 * task->threads ? a->kv : 1;
-    int64_t parts = a->kv / heads;
+    int64_t n = chunks(a), heads = a->seqs * n >= 2 * a->parts ? a->own : 1;
+    int64_t parts = a->own / heads;
     piece w;
     if (!make_room(task, a, heads, a->tokens, &w))
         return;
-    w.next = (task->threads / parts - 1) * UN_CHUNK;
+    w.next = (a->parts / parts - 1) * UN_CHUNK;
     w.next = w.next > 0 ? w.next : 0;
-    for (int64_t i = task->thread; i < a->seqs * n * parts; i += task->threads) {
-        begin(&w, i / parts / n, i % parts * heads, heads, 0, a->tokens);
+    for (int64_t i = a->part; i < a->seqs * n * parts; i += a->parts) {
+        begin(&w, i / parts / n, a->first + i % parts * heads, heads, 0, a->tokens);
         do_chunk(&w, i / parts % n);
     }
 }
@@ -160,17 +162,18 @@ static void run_chunks(const un_task *task, const attention *a)
 static void run_tiles(const un_task *task, const attention *a)
 {
     int few = a->tokens * a->group <= 2 * FEW;
-    int64_t heads = few && (a->seqs >= 4 * task->threads || task->threads == 1) ? a->kv : 1;
-    int64_t tile = tile_of(a, task->threads), tiles = (a->tokens + tile - 1) / tile;
-    int64_t parts = a->seqs * a->kv / heads;
+    int64_t heads = few && (a->seqs >= 4 * a->parts || a->parts == 1) ? a->own : 1;
+    int64_t tile = tile_of(a), tiles = (a->tokens + tile - 1) / tile;
+    int64_t parts = a->seqs * a->own / heads;
     piece w;
     if (!make_room(task, a, heads, tile, &w))
         return;
     for (int64_t i = 0; i < tiles * parts; i++) {
         int64_t token = (tiles - 1 - i / parts) * tile, kv = i % parts * heads;
-        if (!is_own(task, i))
+        if (!is_own(a, i))
             continue;
-        begin(&w, kv / a->kv, kv % a->kv, heads, token, rest(a->tokens - token, tile));
+        begin(&w, kv / a->own, a->first + kv % a->own, heads, token,
+              rest(a->tokens - token, tile));
         for (int64_t c = 0; c < chunks(a); c++)
             do_chunk(&w, c);
         finish_all(&w);
@@ -179,7 +182,7 @@ static void run_tiles(const un_task *task, const attention *a)
 
 static void run(const un_task *task, const attention *a)
 {
-    if (!a->seqs || !a->kv || !a->tokens)
+    if (!a->seqs || !a->own || !a->tokens)
         return;
     if (a->partial)
         run_chunks(task, a);
@@ -187,8 +190,16 @@ static void run(const un_task *task, const attention *a)
         run_tiles(task, a);
 }
 
-static void settings(const un_task *task, attention *a)
+/* `dealt`: this node's threads share what its heads have to do. */
+static void settings(const un_task *task, attention *a, int dealt)
 {
+    a->part = task->thread, a->parts = task->threads, a->own = a->kv;
+    if (dealt) {
+        int64_t end;
+        a->part = task->rank, a->parts = task->size;
+        un_share(a->kv, task->node, task->nodes, &a->first, &end);
+        a->own = end - a->first;
+    }
     a->group = a->kv ? a->heads / a->kv : 1;
     a->hd = whole(a->k.size);
     a->hv = whole(a->v.size);
@@ -212,12 +223,14 @@ void UN_(flash_attn_ext)(const un_task *task)
     a.k = dense(k), a.v = dense(un_in(task, 2));
     a.mask = un_in(task, 3), a.sinks = un_in(task, 4);
     a.out_seq = out->s[0], a.out_token = out->s[1], a.out_head = out->s[2];
-    settings(task, &a);
+    settings(task, &a, 0);
     run(task, &a);
 }
 
 static source cached(const un_tensor *x, const un_tensor *table, int64_t heads)
 {
+    if (x->axes == 3)
+        return (source){x->data, 0, x->s[2], x->s[1], x->s[3], x->type, x->n[3], 0, table};
     int64_t size = x->n[3] / heads;
     return (source){x->data, 0, x->s[2], 0, x->s[3], x->type, size, size, table};
 }
@@ -234,8 +247,8 @@ static attention over_caches(const un_task *task)
     a.out_head = a.v.size * 4;
     a.out_token = out->s[2], a.out_seq = a.tokens * a.out_token;
     if (task->step->i[1] >= 0)
-        a.partial = task->wdata[0] + task->step->i[1];
-    settings(task, &a);
+        a.partial = task->wdata[task->step->i[2] ? task->node : 0] + task->step->i[1];
+    settings(task, &a, task->step->i[2] != 0);
     return a;
 }
 
@@ -250,10 +263,11 @@ void UN_(kv_merge)(const un_task *task)
     attention a = over_caches(task);
     int64_t from, to;
     float *sum = un_scratch_get(task, (size_t)a.hv * 4);
-    un_share(a.seqs * a.tokens * a.heads, task->thread, task->threads, &from, &to);
+    int64_t heads = a.own * a.group;
+    un_share(a.seqs * a.tokens * heads, a.part, a.parts, &from, &to);
     for (int64_t i = from; sum && i < to; i++) {
-        int64_t head = i % a.heads, token = i / a.heads % a.tokens;
-        int64_t seq = i / a.heads / a.tokens;
+        int64_t head = a.first * a.group + i % heads, token = i / heads % a.tokens;
+        int64_t seq = i / heads / a.tokens;
         xf m = xf_set1(UN_LOWEST), l = xf_zero(), old, new;
         memset(sum, 0, (size_t)a.hv * 4);
         for (int64_t c = 0; c < chunks(&a); c++) {

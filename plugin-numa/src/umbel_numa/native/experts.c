@@ -10,6 +10,7 @@
 #include "packed.h"
 
 typedef struct {
+    const un_task *task;
     const un_tensor *w, *x, *ids, *out;
     int64_t used, pairs;
     int64_t row;       /* of a packed w: the first of the view */
@@ -73,7 +74,7 @@ static void packed_tile(const job *j, const un_matrix *m, const int32_t *pairs, 
     un_dot d = {.groups = 1, .to = j->act.blocks, .tokens = n, .acc = acc};
     d.x = gathered(j, pairs, n);
     for (int64_t g = from; g < to; g++) {
-        d.group = un_matrix_group(m, j->node, g);
+        d.group = un_group_of(m->w, j->node, m->index, g);
         if (j->form == UN_ACT_F32)
             UN_(dot_floats)(m->w->format, &d);
         else
@@ -133,13 +134,14 @@ static int prepare(const un_task *task, job *j)
         char *act = task->wdata[task->node] + task->step->i[0];
         j->form = (int)task->step->i[1];
         j->row = task->step->i[2];
-        j->node = w->nodes > 1 ? task->node : 0;
+        j->node = un_own_of(task, w, 0).node;
         j->act = un_act_at(act, j->form, un_rows(j->x), (int64_t)n);
     }
     return 1;
 }
 
-/* The groups of 16 rows of an expert (packed: those on this node), none if nobody chose it. */
+/* The groups of 16 rows of an expert (packed: those that this thread and others share), none if
+ * nobody chose it. */
 static void groups(const job *j, int64_t e, int64_t *from, int64_t *to)
 {
     int chosen = j->first[e + 1] > j->first[e];
@@ -147,9 +149,10 @@ static void groups(const job *j, int64_t e, int64_t *from, int64_t *to)
     if (!j->w->weight || !chosen)
         return;
     un_matrix m = un_matrix_of(j->w, j->row, e);
-    const int64_t *first = m.w->first + j->node;
-    *from = m.from > first[0] ? m.from : first[0];
-    *to = m.to < first[1] ? m.to : first[1];
+    un_own own = un_own_of(j->task, m.w, m.index);
+    *from = m.from > own.from ? m.from : own.from;
+    *to = m.to < own.to ? m.to : own.to;
+    *to = *to > *from ? *to : *from;
 }
 
 /* What a group of an expert costs. */
@@ -164,21 +167,22 @@ static int64_t before(int64_t share, int64_t done, int64_t each, int64_t count)
 
 void UN_(mul_mat_id)(const un_task *task)
 {
-    job j = {.w = un_in(task, 0), .x = un_in(task, 1), .ids = un_in(task, 2)};
+    job j = {.task = task, .w = un_in(task, 0), .x = un_in(task, 1), .ids = un_in(task, 2)};
     j.out = un_out(task);
     j.used = j.ids->n[3];
     j.pairs = j.ids->n[2] * j.used;
     if (!j.pairs || !j.w->n[2] || !prepare(task, &j))
         return;
     sort(&j);
-    int alone = j.w->weight && j.w->weight->nodes > 1; /* the node's threads share its groups */
+    un_own own = {.part = task->thread, .parts = task->threads};
+    if (j.w->weight) /* how threads share is the same for all experts */
+        own = un_own_of(task, j.w->weight, 0);
     int64_t all = 0, done = 0, from, to, begin, end;
     for (int64_t e = 0; e < j.w->n[1]; e++) {
         groups(&j, e, &from, &to);
         all += cost(&j, e) * (to - from);
     }
-    un_share(all, alone ? task->rank : task->thread, alone ? task->size : task->threads, &begin,
-             &end);
+    un_share(all, own.part, own.parts, &begin, &end);
     for (int64_t e = 0; e < j.w->n[1] && done < end; e++) {
         groups(&j, e, &from, &to);
         int64_t each = cost(&j, e), count = to - from;

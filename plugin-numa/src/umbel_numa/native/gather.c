@@ -5,15 +5,12 @@
 #include "rawrows.h"
 
 /* Row r of a packed weight, counted through all matrices. */
-static void unpack(const un_weight *w, int64_t r, int64_t n, float *room, float *out)
+static void unpack(const un_weight *w, int near, int64_t r, int64_t n, float *room, float *out)
 {
-    un_matrix m = {.w = w, .index = r / w->rows};
-    int64_t g = r % w->rows / UN_LANES;
+    int64_t matrix = r / w->rows, g = r % w->rows / UN_LANES;
     float *to = n % w->format->block ? room : out;
-    int node = 0;
-    while (g >= w->first[node + 1])
-        node++;
-    w->format->row(un_matrix_group(&m, node, g), (int)(r % w->rows % UN_LANES), w->cols, to);
+    const uint8_t *group = un_group_of(w, un_holder(w, near, matrix, g), matrix, g);
+    w->format->row(group, (int)(r % w->rows % UN_LANES), w->cols, to);
     if (to == room)
         memcpy(out, room, (size_t)n * 4);
 }
@@ -32,9 +29,9 @@ void UN_(get_rows)(const un_task *task)
         memcpy(&r, un_row(ids, before) + last * ids->s[3], 4);
         int64_t batch = a->axes > 2 ? before : 0;
         int64_t at = batch / a->n[1] * a->s[0] + batch % a->n[1] * a->s[1] + r * a->s[2];
-        float *out = (float *)result->data + i * n;
+        float *out = (float *)un_row(result, i);
         if (!a->data) {
-            unpack(a->weight, task->step->i[0] + at / a->s[2], n, room, out);
+            unpack(a->weight, task->node, task->step->i[0] + at / a->s[2], n, room, out);
             continue;
         }
         const char *row = a->data + at;

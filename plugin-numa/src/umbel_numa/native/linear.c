@@ -40,7 +40,7 @@ static void store(const layers *l, int p, int64_t row, int64_t t, const float *a
 static void dot(const layers *l, const un_weight *w, int node, int64_t g, int groups, int64_t t,
                 int n, float *acc)
 {
-    un_dot d = {.group = un_group(w, node, g), .group_bytes = w->group_bytes, .groups = groups,
+    un_dot d = {.group = un_group_of(w, node, 0, g), .group_bytes = w->group_bytes, .groups = groups,
                 .from = 0, .to = l->x.blocks, .tokens = n, .acc = acc};
     d.x = un_act_from(l->x, l->form, t);
     if (l->form == UN_ACT_F32)
@@ -91,17 +91,17 @@ static void products(const layers *l, int p, int node, int64_t from, int64_t to)
 static void all_products(const un_task *task, const layers *l)
 {
     int64_t groups = 0, from, to;
-    int node = 0, part = task->thread, parts = task->threads, count = l->glu < 0 ? l->count : 1;
-    if (l->w[0]->weight->nodes > 1)
-        node = task->node, part = task->rank, parts = task->size;
-    for (int p = 0; p < count; p++)
-        groups += l->w[p]->weight->first[node + 1] - l->w[p]->weight->first[node];
-    un_share(groups, part, parts, &from, &to);
+    int count = l->glu < 0 ? l->count : 1;
+    un_own own[3]; /* all weights of a step are cut alike */
+    for (int p = 0; p < count; p++) {
+        own[p] = un_own_of(task, l->w[p]->weight, 0);
+        groups += own[p].to - own[p].from;
+    }
+    un_share(groups, own[0].part, own[0].parts, &from, &to);
     for (int p = 0; p < count && from < to; p++) {
-        const int64_t *first = l->w[p]->weight->first + node;
-        int64_t here = first[1] - first[0], end = to < here ? to : here;
+        int64_t here = own[p].to - own[p].from, end = to < here ? to : here;
         if (from < here)
-            products(l, p, node, first[0] + from, first[0] + end);
+            products(l, p, own[p].node, own[p].from + from, own[p].from + end);
         from = from > here ? from - here : 0;
         to -= here;
     }

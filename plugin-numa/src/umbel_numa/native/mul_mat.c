@@ -57,23 +57,20 @@ static void tile(const product *p, const uint8_t *group, int64_t g, int groups, 
 static void multiply(const un_task *task, const product *p)
 {
     const un_weight *w = p->w;
-    int node = w->nodes > 1 ? task->node : 0;
-    int64_t first = w->first[node], end = w->first[node + 1], share_from, share_to;
+    un_own own = un_own_of(task, w, p->matrix);
     int64_t from = p->row / UN_LANES, to = (p->row + p->rows + UN_LANES - 1) / UN_LANES;
-    from = from > first ? from : first;
-    to = to > end ? end : to > from ? to : from;
-    if (w->nodes > 1)
-        un_share(to - from, task->rank, task->size, &share_from, &share_to);
-    else
-        un_share(to - from, task->thread, task->threads, &share_from, &share_to);
-    const uint8_t *data = (const uint8_t *)w->data[node];
-    int64_t skip = p->matrix * (end - first) - first;
+    int64_t share_from, share_to;
+    from = from > own.from ? from : own.from;
+    to = to < own.to ? to : own.to;
+    if (from >= to)
+        return;
+    un_share(to - from, own.part, own.parts, &share_from, &share_to);
     const int most = UN_MANY;
     for (int64_t t = 0; t < p->tokens; t += most) {
         int n = (int)(p->tokens - t < most ? p->tokens - t : most), groups;
         for (int64_t g = from + share_from; g < from + share_to; g += groups) {
             groups = g + 2 <= from + share_to ? 2 : 1;
-            tile(p, data + (skip + g) * w->group_bytes, g, groups, t, n);
+            tile(p, un_group_of(w, own.node, p->matrix, g), g, groups, t, n);
         }
     }
 }

@@ -2,6 +2,7 @@
 #ifndef UN_PACKED_H
 #define UN_PACKED_H
 
+#include "placed.h"
 #include "products.h"
 
 /* One matrix of a view: `rows` rows of one matrix of the weight, from `row` on. */
@@ -10,11 +11,6 @@ typedef struct un_matrix {
     int64_t index, row, rows;
     int64_t from, to; /* its groups, as the weight counts them */
 } un_matrix;
-
-static inline const uint8_t *un_group(const un_weight *w, int node, int64_t g)
-{
-    return (const uint8_t *)w->data[node] + (g - w->first[node]) * w->group_bytes;
-}
 
 /* Matrix m of a view whose first row is `row`, counted through all that are packed together. */
 static inline un_matrix un_matrix_of(const un_tensor *t, int64_t row, int64_t m)
@@ -26,15 +22,6 @@ static inline un_matrix un_matrix_of(const un_tensor *t, int64_t row, int64_t m)
     a.from = a.row / UN_LANES;
     a.to = (a.row + a.rows + UN_LANES - 1) / UN_LANES;
     return a;
-}
-
-/* A group of the matrix, which lies on that node. */
-static inline const uint8_t *un_matrix_group(const un_matrix *a, int node, int64_t g)
-{
-    const un_weight *w = a->w;
-    int64_t here = w->first[node + 1] - w->first[node];
-    int64_t i = a->index * here + g - w->first[node];
-    return (const uint8_t *)w->data[node] + i * w->group_bytes;
 }
 
 /* Puts the lanes of group g that are rows of the matrix where they belong in a row of results. */

@@ -2,7 +2,7 @@
  *
  * set_rows: in[0] the state (R, C), float32, float16 or q8_0, in[1] rows (n, C), in[2] ids (n).
  * kv_store: in[0] k (S, T, Hkv, hd), in[1] v (S, T, Hkv, hv), in[2] cells (S*T), in[3] and
- * in[4] their caches (cells, Hkv*hd) and (cells, Hkv*hv).
+ * in[4] their caches (cells, Hkv*hd) and (cells, Hkv*hv), or as kv_attention has them.
  *
  * A thread writes the rows whose number is its own modulo the threads: of two values for one
  * row the later stays, as in the reference, and no two threads write to one place. */
@@ -28,7 +28,7 @@ void UN_(set_rows)(const un_task *task)
     }
 }
 
-/* One token's keys or values, all heads, into its row of a cache. */
+/* One token's keys or values, all heads, into its row of a cache, or into that of each head. */
 static void put_heads(const un_tensor *x, int64_t token, const un_tensor *cache, int64_t cell,
                       float *room)
 {
@@ -40,13 +40,18 @@ static void put_heads(const un_tensor *x, int64_t token, const un_tensor *cache,
             un_values(from + h * x->s[2], x->type, x->s[3], 0, size, room + h * size);
         row = room;
     }
-    un_put(cache->data + cell * cache->s[2], cache->type, row, x->n[2] * size);
+    for (int64_t h = 0; cache->axes == 3 && h < x->n[2]; h++)
+        un_put(cache->data + h * cache->s[1] + cell * cache->s[2], cache->type, row + h * size,
+               size);
+    if (cache->axes == 2)
+        un_put(cache->data + cell * cache->s[2], cache->type, row, x->n[2] * size);
 }
 
 void UN_(kv_store)(const un_task *task)
 {
     const un_tensor *cells = un_in(task, 2);
-    int64_t k = un_in(task, 3)->n[3], v = un_in(task, 4)->n[3];
+    const un_tensor *keys = un_in(task, 0), *values = un_in(task, 1);
+    int64_t k = keys->n[2] * keys->n[3], v = values->n[2] * values->n[3];
     float *room = un_scratch_get(task, (size_t)(k > v ? k : v) * 4 + 4);
     if (!room)
         return;
@@ -54,7 +59,7 @@ void UN_(kv_store)(const un_task *task)
         int64_t cell = id_of(cells, i);
         if (cell % task->threads != task->thread)
             continue;
-        put_heads(un_in(task, 0), i, un_in(task, 3), cell, room);
-        put_heads(un_in(task, 1), i, un_in(task, 4), cell, room);
+        put_heads(keys, i, un_in(task, 3), cell, room);
+        put_heads(values, i, un_in(task, 4), cell, room);
     }
 }

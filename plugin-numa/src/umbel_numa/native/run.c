@@ -5,8 +5,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "pages.h"
+#include "placed.h"
 #include "pool.h"
-#include "un.h"
 
 enum { UN_OK, UN_CANCELLED, UN_NO_MEMORY };
 
@@ -20,7 +21,8 @@ typedef struct un_program {
     un_step *steps;
     un_tensor *tensors;
     int32_t count;
-    char *wdata[UN_NODES];
+    char *wdata[UN_NODES]; /* in memory of the node */
+    int64_t wdata_bytes;
     uint64_t *times; /* of each step: ns at work, ns waiting (thread 0); NULL: not asked for */
 } un_program;
 
@@ -28,7 +30,9 @@ typedef struct un_engine {
     un_pool *pool;
     const un_kernels *kernels;
     int threads, nodes;
-    struct un_scratch *scratch;
+    int first[UN_NODES];  /* thread of each node */
+    int numbers[UN_NODES]; /* what the system calls the nodes; -1: memory may lie anywhere */
+    struct un_scratch *scratch; /* of each thread there is, in their order */
     _Atomic int failed;
     atomic_bool cancelled;
     atomic_int stop_at;   /* the step at which all threads stop */
@@ -98,8 +102,9 @@ UN_API void un_engine_free(un_engine *e)
     free(e);
 }
 
+/* Threads as un_pool_new has them; numbers[n] is what the system calls node n, or -1. */
 UN_API un_engine *un_engine_new(const un_kernels *kernels, int threads, const int *cpus,
-                                const int *nodes)
+                                const int *nodes, const int *numbers)
 {
     un_engine *e = calloc(1, sizeof *e);
     if (!e)
@@ -108,16 +113,26 @@ UN_API un_engine *un_engine_new(const un_kernels *kernels, int threads, const in
     e->threads = threads;
     e->scratch = calloc((size_t)threads, sizeof *e->scratch);
     e->pool = un_pool_new(threads, cpus, nodes);
-    e->nodes = 1;
-    for (int i = 0; i < threads; i++)
-        e->nodes = nodes[i] + 1 > e->nodes ? nodes[i] + 1 : e->nodes;
-    if (!e->pool || !e->scratch) {
+    if (!e->pool || !e->scratch || nodes[threads - 1] >= UN_NODES) {
         un_engine_free(e);
         return NULL;
     }
-    for (int i = 0; i < threads; i++)
+    e->nodes = nodes[threads - 1] + 1;
+    memcpy(e->numbers, numbers, (size_t)e->nodes * sizeof *numbers);
+    for (int i = threads - 1; i >= 0; i--) {
         e->scratch[i].failed = &e->failed;
+        e->first[nodes[i]] = i;
+    }
     return e;
+}
+
+/* How many threads sit where they shall. */
+UN_API int un_engine_pinned(const un_engine *e) { return un_pool_pinned(e->pool); }
+
+/* sizes[n]: how many of the threads that take part in a run are on node n. */
+UN_API void un_engine_shares(const un_engine *e, int threads, int *sizes)
+{
+    un_pool_shares(e->pool, threads, sizes);
 }
 
 UN_API void un_program_free(un_program *p)
@@ -125,7 +140,7 @@ UN_API void un_program_free(un_program *p)
     if (!p)
         return;
     for (int k = 0; k < UN_NODES; k++)
-        free(p->wdata[k]);
+        un_pages_free(p->wdata[k], p->wdata_bytes);
     free(p->steps);
     free(p->tensors);
     free(p->times);
@@ -143,9 +158,12 @@ UN_API un_program *un_program_new(const un_engine *e, const un_step *steps, int3
     p->steps = malloc((size_t)count * sizeof *steps + 1);
     p->tensors = malloc((size_t)tensor_count * sizeof *tensors + 1);
     int whole = p->steps && p->tensors;
+    p->wdata_bytes = wdata_bytes + 64;
     for (int k = 0; k < e->nodes && whole; k++) {
-        p->wdata[k] = aligned_alloc(64, ((size_t)wdata_bytes + 127) & ~(size_t)63);
+        p->wdata[k] = un_pages_alloc(p->wdata_bytes, 1);
         whole = p->wdata[k] != NULL;
+        if (whole && e->nodes > 1) /* refused: it will lie where it is touched first */
+            un_pages_bind(p->wdata[k], p->wdata_bytes, e->numbers[k]);
     }
     if (!whole) {
         un_program_free(p);
@@ -173,17 +191,17 @@ typedef struct {
 static un_task task_of(const run *r, int thread)
 {
     const un_pool *pool = r->engine->pool;
-    int node = un_pool_node(pool, thread);
+    int node = un_pool_node(pool, thread), rank = un_pool_node_rank(pool, thread);
     return (un_task){
         .tensors = r->program ? r->program->tensors : NULL,
         .thread = thread,
         .threads = r->threads,
         .node = node,
         .nodes = un_pool_nodes(pool),
-        .rank = un_pool_node_rank(pool, thread),
+        .rank = rank,
         .size = un_pool_node_size(pool, node),
         .wdata = r->program ? r->program->wdata : NULL,
-        .scratch = &r->engine->scratch[thread],
+        .scratch = &r->engine->scratch[r->engine->first[node] + rank],
     };
 }
 
@@ -254,11 +272,11 @@ static void pack(void *arg, int thread)
     if (w->nodes > 1 && w->nodes == task.nodes)
         from_node = task.node, to_node = task.node + 1, part = task.rank, parts = task.size;
     for (int k = from_node; k < to_node; k++) {
-        int64_t here = w->first[k + 1] - w->first[k], from, to;
-        un_share(here * w->count, part, parts, &from, &to);
+        int64_t from, to, matrix, g;
+        un_share(un_held(w, k), part, parts, &from, &to);
         for (int64_t i = from; i < to; i++) {
-            int64_t matrix = i / here, row = (w->first[k] + i % here) * UN_LANES;
-            int64_t n = w->rows - row < UN_LANES ? w->rows - row : UN_LANES;
+            un_held_at(w, k, i, &matrix, &g);
+            int64_t row = g * UN_LANES, n = w->rows - row < UN_LANES ? w->rows - row : UN_LANES;
             uint8_t *group = (uint8_t *)w->data[k] + i * w->group_bytes;
             const char *rows = p->rows + (matrix * w->rows + row) * p->stride;
             if (w->format->fits && !w->format->fits(rows, p->stride, (int)n, w->cols))
@@ -279,20 +297,10 @@ UN_API int un_pack(un_engine *e, const un_weight *weight, const char *rows, int6
     return !atomic_load(&p.refused);
 }
 
-/* The group of a row, wherever it lies. */
-static const uint8_t *group_of(const un_weight *w, int64_t matrix, int64_t row)
-{
-    int64_t g = row / UN_LANES;
-    int k = 0;
-    while (g >= w->first[k + 1])
-        k++;
-    int64_t here = w->first[k + 1] - w->first[k];
-    return (const uint8_t *)w->data[k] + (matrix * here + g - w->first[k]) * w->group_bytes;
-}
-
 /* The values of one row (counted through all matrices): out[cols, whole blocks]. */
 UN_API void un_unpack_row(const un_weight *w, int64_t row, float *out)
 {
-    const uint8_t *group = group_of(w, row / w->rows, row % w->rows);
+    int64_t matrix = row / w->rows, g = row % w->rows / UN_LANES;
+    const uint8_t *group = un_group_of(w, un_holder(w, 0, matrix, g), matrix, g);
     w->format->row(group, (int)(row % w->rows % UN_LANES), w->cols, out);
 }

@@ -44,16 +44,20 @@ typedef struct un_act {
 
 struct un_format;
 
+/* How a weight is cut over nodes. */
+enum { UN_BY_ROWS, UN_COPIES, UN_BY_MATRICES };
+
 /* A weight as kernels like it: groups of 16 rows (output features), interleaved; the last group
- * of a matrix is filled up with rows of zeros. Node k of the machine holds the groups
- * first[k] <= g < first[k + 1] of each matrix, one matrix after the other, at data[k]. */
+ * of a matrix is filled up with rows of zeros. Node k holds at data[k], one matrix after the
+ * other, by `split`: the groups first[k] <= g < first[k + 1] of each; or all groups of all
+ * (first is not used); or all of the matrices first[k] <= m < first[k + 1]. See placed.h. */
 typedef struct un_weight {
     const struct un_format *format;
     int64_t rows, cols;       /* of one matrix: (out, in) */
     int64_t count;            /* matrices: experts, else 1 */
     int64_t groups;           /* of one matrix: (rows + 15) / 16 */
     int64_t group_bytes;
-    int64_t nodes;
+    int64_t nodes, split;
     int64_t first[UN_NODES + 1];
     char *data[UN_NODES];
 } un_weight;

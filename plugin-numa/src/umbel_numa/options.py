@@ -1,0 +1,31 @@
+"""The options of this backend: `-O numa.mode=mirror`."""
+
+from umbel.hookspecs import Option
+
+from umbel_numa.topology import MODES
+
+EXPERTS = ("rows", "whole")
+MOST = 1024  # threads
+
+
+def _yes(text: str) -> bool:
+    """Of "true" and "false"; a KeyError at anything else."""
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _count(text: str) -> int:
+    """A number of threads; a ValueError at anything else."""
+    number = int(text)
+    if not 0 <= number <= MOST:
+        msg = f"{number} is not from 0 to {MOST}"
+        raise ValueError(msg)
+    return number
+
+
+OPTIONS = (
+    Option("threads", "threads that compute; 0: one for each physical core", 0, _count),
+    Option("threads_prefill", "threads that read prompts; 0: as many", 0, _count),
+    Option("mode", "how threads and weights are dealt over NUMA nodes", "auto", choices=MODES),
+    Option("experts", "a node's part of a mixture of experts", "rows", choices=EXPERTS),
+    Option("precise", "activations stay float32: slower, exact", False, _yes),
+)

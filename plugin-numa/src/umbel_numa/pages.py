@@ -1,0 +1,103 @@
+"""Memory by the page: fresh, on a node, and what the kernel says of where it lies."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+
+import attrs
+import numpy as np
+from umbel.errors import OutOfMemoryError
+
+from umbel_numa.library import library
+
+log = logging.getLogger("umbel")
+
+_LARGE = 1 << 21  # bytes from which on huge pages are asked for
+_LINE = 64
+_MOST_NODES = 1024  # of any kernel
+
+
+def fresh(nbytes: int, usage: str, alignment: int = _LINE) -> np.ndarray:
+    """Memory that nobody has touched, aligned; large pieces in huge pages where offered.
+
+    What is large, or aligned to pages, has pages of its own.
+    """
+    try:
+        if nbytes >= _LARGE or alignment > _LINE:
+            alignment = _LARGE if nbytes >= _LARGE else alignment
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared ones have no huge pages
+            area = mmap.mmap(-1, nbytes + alignment, flags=private)
+            memory = np.frombuffer(area, np.uint8)
+            if nbytes >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                area.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            memory = np.empty(nbytes + alignment, np.uint8)
+    except (OSError, MemoryError, ValueError, OverflowError) as error:
+        msg = f"there is no room for {nbytes} bytes of {usage} memory"
+        do = "use a smaller --ctx, or --kv q8_0"
+        raise OutOfMemoryError(msg, got=nbytes, do=do) from error
+    start = -memory.ctypes.data % alignment
+    return memory[start : start + nbytes]
+
+
+def page_size() -> int:
+    return int(library().un_pages_size())
+
+
+def whole_pages(nbytes: int) -> int:
+    return -(-nbytes // page_size()) * page_size()
+
+
+def where(address: int, nbytes: int) -> dict[int, int] | None:
+    """Bytes on each of the kernel's nodes, by its own answer; -1: not in memory. None: it does
+    not say."""
+    counts = np.zeros(_MOST_NODES + 1, np.int64)
+    if library().un_pages_where(address, nbytes, counts.ctypes.data, _MOST_NODES) < 0:
+        return None
+    found = {int(n): int(counts[n]) * page_size() for n in np.flatnonzero(counts)}
+    return {-1 if n == _MOST_NODES else n: size for n, size in found.items()}
+
+
+def may_ask() -> bool:
+    """Whether the kernel says where pages lie: containers often refuse."""
+    page = np.zeros(1, np.uint8)
+    return where(page.ctypes.data // page_size() * page_size(), 1) is not None
+
+
+@attrs.define
+class Binder:
+    """Puts memory on the kernel's nodes, and says once where that is refused."""
+
+    refused: str = ""  # why
+
+    def fresh(self, nbytes: int, usage: str, number: int) -> np.ndarray:
+        """Whole pages that will lie on that node (-1: anywhere), whoever touches them first."""
+        if number < 0:
+            return fresh(nbytes, usage)
+        memory = fresh(whole_pages(nbytes), usage, page_size())
+        self.bind(memory, number)
+        return memory[:nbytes]
+
+    def bind(self, memory: np.ndarray, number: int) -> None:
+        if number < 0 or self.refused or not memory.size:
+            return
+        code = library().un_pages_bind(memory.ctypes.data, memory.nbytes, number)
+        if code < 0:
+            self._say("bound to", code)
+
+    def move(self, memory: np.ndarray, number: int) -> bool:
+        """Pages of a mapped file that have been read; whether all lie there now."""
+        if number < 0 or self.refused or not memory.size:
+            return False
+        code = library().un_pages_move(memory.ctypes.data, memory.nbytes, number)
+        if code in (-errno.EPERM, -errno.ENOSYS):
+            self._say("moved to", code)
+        return bool(code == 0)
+
+    def _say(self, what: str, code: int) -> None:
+        self.refused = os.strerror(-code)
+        told = "%s: memory cannot be %s a NUMA node, and lies where it is touched first"
+        log.warning(told, self.refused, what)

@@ -1,0 +1,108 @@
+"""The numbers of threads that `umbel numa tune` found best, remembered for this machine.
+
+They are kept in one small file of the user's, by the machine (its nodes and CPUs, as granted)
+and by how large the model is: both decide what a step waits for, memory or arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from umbel_numa.topology import Topology
+
+log = logging.getLogger("umbel")
+
+Counts = tuple[int, int]  # threads that decode, and that read prompts
+
+
+def path() -> Path:
+    """Where the file is, or would be."""
+    home = Path("~/Library/Application Support" if sys.platform == "darwin" else "~/.config")
+    root = os.environ.get("XDG_CONFIG_HOME") or home.expanduser()
+    return Path(root) / "umbel" / "numa.json"
+
+
+def machine(topology: Topology) -> str:
+    """The same for the same nodes and CPUs, and quota."""
+    nodes = [[node.number, node.cpus, node.cores] for node in topology.nodes]
+    told = json.dumps([nodes, topology.quota])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def size_class(nbytes: int) -> str:
+    """Models of which one is less than twice as large as the other: the power of two below."""
+    return f"{max(nbytes, 1).bit_length() - 1}"
+
+
+@attrs.define
+class Records:
+    """Those of one machine, by the class of size."""
+
+    machine: str
+    counts: dict[str, Counts] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, topology: Topology) -> Records:
+        name = machine(topology)
+        return cls(name, _counts(_load().get(name)))
+
+    def threads(self) -> list[int]:
+        """All numbers of threads among them."""
+        return [n for counts in self.counts.values() for n in counts]
+
+    def best(self, nbytes: int) -> Counts | None:
+        """What is known of models of that size."""
+        return self.counts.get(size_class(nbytes))
+
+    def remember(self, nbytes: int, counts: Counts) -> None:
+        self.counts[size_class(nbytes)] = counts
+        _save(self.machine, self.counts)
+
+    def forget(self) -> bool:
+        """Whether there was anything."""
+        known, self.counts = bool(self.counts), {}
+        _save(self.machine, {})
+        return known
+
+
+def _counts(found: Any) -> dict[str, Counts]:
+    """Of what the file has: what was changed by hand may be anything."""
+    counts = {}
+    for name, pair in found.items() if isinstance(found, dict) else ():
+        good = isinstance(pair, list) and len(pair) == 2
+        if good and all(type(n) is int and n > 0 for n in pair):
+            counts[name] = (pair[0], pair[1])
+    return counts
+
+
+def _load() -> dict[str, Any]:
+    try:
+        found = json.loads(path().read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read, and is not used: %s", path(), error)
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _save(name: str, counts: dict[str, Counts]) -> None:
+    """Puts those of one machine in the place of what was known of it."""
+    known = {**_load(), name: counts}
+    if not counts:
+        del known[name]
+    file = path()
+    if not known and not file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    beside.replace(file)

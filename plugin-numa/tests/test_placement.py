@@ -1,0 +1,346 @@
+"""Weights cut over nodes, in memory of their own: the same bits however they are cut.
+
+The nodes are pretended: all are the kernel's node 0, and no thread is pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import umbel_numa
+from umbel import gguf, loading, plugins
+from umbel.gguf.types import BY_NAME
+from umbel.graph import Builder, Role, Tensor
+from umbel.hookspecs import Slot, SplitGraph
+from umbel.ops import OPS
+from umbel.runner import Runner, Settings
+from umbel.state import Sequence
+from umbel_kit.conformance.inputs import random_blocks
+from umbel_numa.cut import COPIES, MATRICES, ROWS, cut
+from umbel_numa.engine import Engine
+from umbel_numa.library import variants
+from umbel_numa.memory import NativeMemory
+from umbel_numa.pages import Binder, whole_pages
+from umbel_numa.placement import Placement, available, balancing
+from umbel_numa.state import StateBuffer
+
+ORACLES = Path(__file__).parents[2] / "core/tests/data/oracles"
+PACKED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+PACKED += ["iq4_nl", "iq4_xs", "mxfp4", "f16", "bf16"]
+RAW = ["f32", "iq2_xs", "iq3_s"]
+NODES = (1, 2, 3, 4)
+
+
+def pretended(nodes: int, each: int = 1, **more: Any) -> Placement:
+    """`each` threads on each of so many nodes."""
+    belongs = tuple(n for n in range(nodes) for _ in range(each))
+    more = {"mode": "distribute"} | more
+    return Placement((-1,) * len(belongs), belongs, (0,) * nodes, **more)
+
+
+def engine(nodes: int, each: int = 1, **more: Any) -> Engine:
+    return Engine(placement=pretended(nodes, each, **more))
+
+
+def values(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    kind, rng = BY_NAME[dtype], np.random.default_rng(5)
+    if kind.numpy is not None:
+        return rng.standard_normal(shape).astype(np.float32).astype(kind.numpy)
+    if dtype == "bf16":
+        return rng.standard_normal(shape).astype(np.float32).view(np.uint16)[..., 1::2].copy()
+    return random_blocks(shape, kind, rng)
+
+
+def run(numa: Engine, op: str, shape: Any, raw: Any, dtype: str, *given: Any) -> np.ndarray:
+    """One operation with a weight."""
+    build, memory = Builder(OPS), NativeMemory(numa, {"w"})
+    kind = BY_NAME[dtype]
+    w = build.leaf(Role.WEIGHT, "w", shape, kind)
+    kinds = {"f": "f32", "i": "i32"}
+    rest = [
+        build.leaf(Role.INPUT, f"x{i}", x.shape, BY_NAME[kinds[x.dtype.kind]])
+        for i, x in enumerate(given)
+    ]
+    node = getattr(build, op)(w, *rest)
+    slots = {w: Slot(memory.store(Tensor(shape, kind, Role.WEIGHT, "w"), raw))}
+    for t in (*rest, node):
+        slots[t] = Slot(memory.allocate(t.nbytes, "compute"))
+    for t, x in zip(rest, given, strict=True):
+        slots[t].buffer.write(0, x)
+    numa.compute(SplitGraph(1, (node,), (w, *rest), (node,), slots))
+    return slots[node].buffer.read(0, node.nbytes)
+
+
+def on_all(work: Callable[[Engine], np.ndarray], **more: Any) -> None:
+    """The same bits on one node and on several, each with all, and with copies."""
+    expected = None
+    for nodes in NODES:
+        for copies in (False, True):
+            numa = engine(nodes, 2 if nodes == 2 else 1, **more)
+            numa.copies = copies
+            try:
+                got = work(numa)
+            finally:
+                numa.close()
+            expected = got if expected is None else expected
+            np.testing.assert_array_equal(got, expected, f"{nodes} nodes, copies {copies}")
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("dtype", PACKED + RAW)
+def test_products(dtype: str, tokens: int) -> None:
+    width = 2 * BY_NAME[dtype].block if BY_NAME[dtype].block > 32 else 96
+    raw = values(dtype, (75, width))
+    x = np.random.default_rng(1).standard_normal((tokens, width)).astype(np.float32)
+    on_all(lambda numa: run(numa, "mul_mat", (75, width), raw, dtype, x))
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+def test_gathers(dtype: str) -> None:
+    width = max(BY_NAME[dtype].block, 64)
+    raw, ids = values(dtype, (75, width)), np.array([0, 74, 16, 15, 40], np.int32)
+    on_all(lambda numa: run(numa, "get_rows", (75, width), raw, dtype, ids))
+
+
+@pytest.mark.parametrize("experts", ["rows", "whole"])
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_k", "f32"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts(dtype: str, experts: str, tokens: int) -> None:
+    width = max(BY_NAME[dtype].block, 64)
+    shape, rng = (7, 40, width), np.random.default_rng(3)
+    raw = values(dtype, shape)
+    x = rng.standard_normal((tokens, 1, width)).astype(np.float32)
+    ids = np.array([rng.permutation(7)[:3] for _ in range(tokens)], np.int32)
+    work = lambda numa: run(numa, "mul_mat_id", shape, raw, dtype, x, ids)  # noqa: E731
+    on_all(work, experts=experts)
+
+
+@pytest.mark.parametrize("kernels", [name for name, runs in variants().items() if runs])
+def test_kernels_of_all_instruction_sets(kernels: str) -> None:
+    raw = values("q4_k", (50, 256))
+    x = np.random.default_rng(1).standard_normal((3, 256)).astype(np.float32)
+    results = []
+    for nodes in (1, 3):
+        numa = Engine(kernels=kernels, placement=pretended(nodes))
+        results.append(run(numa, "mul_mat", (50, 256), raw, "q4_k", x))
+        numa.close()
+    np.testing.assert_array_equal(*results)
+
+
+# how weights are cut
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "groups", "more", "expected"),
+    [
+        ((1,), 1, 5, {}, (ROWS, (0, 5), (5,))),
+        ((1, 1), 1, 5, {}, (ROWS, (0, 2, 5), (2, 3))),
+        ((1, 3), 2, 8, {}, (ROWS, (0, 2, 8), (4, 12))),
+        ((1, 1, 1), 1, 2, {}, (ROWS, (0, 0, 1, 2), (0, 1, 1))),
+        ((1, 1), 2, 8, {"copies": True}, (COPIES, (0, 0, 0), (16, 16))),
+        ((1,), 2, 8, {"copies": True}, (ROWS, (0, 8), (16,))),
+        ((1, 1), 5, 8, {"whole": True}, (MATRICES, (0, 2, 5), (16, 24))),
+        ((1, 1), 1, 8, {"whole": True}, (ROWS, (0, 4, 8), (4, 4))),
+    ],
+)
+def test_cut(shares: Any, count: int, groups: int, more: Any, expected: Any) -> None:
+    got = cut(shares, count, groups, **({"copies": False, "whole": False} | more))
+    assert (got.split, got.first, got.held) == expected
+
+
+def test_segments_lie_in_memory_of_their_own() -> None:
+    numa = engine(3)
+    memory = NativeMemory(numa, {"w"})
+    shape, kind = (3 * 4096, 256), BY_NAME["q8_0"]
+    weight = memory.store(Tensor(shape, kind, Role.WEIGHT, "w"), values("q8_0", shape))
+    page = whole_pages(1)
+
+    assert [s.node for s in weight.segments] == [0, 1, 2]
+    assert all(s.memory.ctypes.data % page == 0 for s in weight.segments)
+    assert sum(s.nbytes for s in weight.segments) == weight.nbytes
+    assert numa.misplaced() == 0
+    told = numa.resident()
+    assert told == [] or (len(told) == 3 and weight.nbytes <= told[0])
+    numa.close()
+
+
+def test_rows_that_stay_mapped_are_cut_as_well(tmp_path: Path) -> None:
+    """Each node's part follows on the one before; a small weight is left whole."""
+    numa, kind = engine(2, 2), BY_NAME["f32"]
+    memory = NativeMemory(numa, {"w"})
+    for rows, parts in ((4096, 2), (8, 1)):
+        path = tmp_path / str(rows)
+        np.ones((rows, 128), np.float32).tofile(path)
+        mapped = np.memmap(path, np.float32, "r", shape=(rows, 128))
+        weight = memory.store(Tensor(mapped.shape, kind, Role.WEIGHT, "w"), mapped)
+        starts = [s.memory.ctypes.data - weight.handle for s in weight.segments]
+        assert len(starts) == parts
+        assert [starts[0], weight.segments[-1].nbytes + starts[-1]] == [0, mapped.nbytes]
+        assert all(s.nbytes == mapped.nbytes // parts for s in weight.segments)
+    numa.close()
+
+
+def test_memory_that_cannot_be_bound_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    binder = Binder()
+    for _ in range(2):
+        memory = binder.fresh(10_000, "weight", 1000)  # no kernel has so many nodes
+        memory[:] = 1
+    assert memory.nbytes == 10_000
+    assert len(caplog.records) == 1
+    assert "lies where it is touched first" in caplog.text
+    assert not binder.move(memory, 0)
+
+
+def test_weights_that_are_gone_are_not_counted() -> None:
+    numa = engine(2)
+    memory, raw = NativeMemory(numa, {"w"}), values("q8_0", (64, 64))
+    weight = memory.store(Tensor((64, 64), BY_NAME["q8_0"], Role.WEIGHT, "w"), raw)
+    assert len(numa.segments) == len(weight.segments) == 2
+    del weight
+    assert numa.segments == []
+    numa.close()
+
+
+def test_threads_of_steps() -> None:
+    """A step of few rows waits for memory; each node computes in any case."""
+    numa = engine(2, 4, decode=3, prefill=7)
+    assert [numa.count(rows) for rows in (1, 16, 17, 512)] == [3, 3, 7, 7]
+    assert (numa.shares(), numa.shares(7)) == ([2, 1], [4, 3])
+    numa.set_counts(1, 99)
+    assert (numa.count(1), numa.count(99)) == (2, 8)
+    numa.close()
+
+
+# caches
+
+
+def cache(shape: tuple[int, int], dtype: str = "f32", nodes: int = 2) -> StateBuffer:
+    nbytes = shape[0] * BY_NAME[dtype].row_bytes(shape[1])
+    numa = engine(nodes)
+    buffer = NativeMemory(numa).allocate(nbytes, "state")
+    numa.close()
+    assert isinstance(buffer, StateBuffer)
+    return buffer
+
+
+def test_a_dealt_cache_is_still_read_and_written_by_rows() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (10, 24), np.uint8)
+    buffer = cache((10, 6))
+    buffer.write(0, rows[:2])
+    buffer.deal(10, 2)
+
+    np.testing.assert_array_equal(buffer.read(0, 48), rows[:2].reshape(-1))
+    before = buffer.read(24 * 7, 5)
+    buffer.write(24 * 3, rows[3:7])
+    buffer.write(24 * 7 + 5, rows[7:9].reshape(-1)[5:40])
+    np.testing.assert_array_equal(buffer.read(24 * 3, 24 * 4), rows[3:7].reshape(-1))
+    np.testing.assert_array_equal(buffer.read(24 * 7 + 5, 35), rows[7:9].reshape(-1)[5:40])
+    np.testing.assert_array_equal(buffer.read(24 * 7, 5), before)
+    assert buffer.read(17, 0).size == 0
+    assert [(n, size) for n, _, size in buffer.areas()] == [(0, 120), (0, 120)]
+    assert buffer.areas()[1][1] == buffer.handle + buffer.apart
+    head = buffer.memory[buffer.apart : buffer.apart + 12]
+    np.testing.assert_array_equal(head, rows[0, 12:])
+
+
+# whole models
+
+
+@pytest.fixture
+def on_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """on_nodes(n, **options): the device has so many pretended nodes."""
+    found = plugins.get()
+
+    def choose(nodes: int, each: int = 1, **more: Any) -> None:
+        found.close()
+        where = pretended(nodes, each, **more)
+        monkeypatch.setattr(umbel_numa, "placement", lambda *_: where)
+
+    yield choose
+    found.close()
+
+
+def logits(name: str, kv: str = "f16") -> tuple[list[np.ndarray], bool]:
+    """Of prefills and steps of two sequences, the keys of one turned in between; and whether
+    caches were dealt over the nodes."""
+    with contextlib.closing(gguf.open(ORACLES / f"{name}.gguf")) as file:
+        definition = loading.define(file)
+        settings = Settings(ctx=64, parallel=2, ubatch=16, kv=kv)
+        runner = Runner(definition, loading.targets("numa", {}, None, False), settings)
+        try:
+            ids = np.random.default_rng(2).integers(0, definition.hparams.n_vocab, 40).tolist()
+            one, two = Sequence(), Sequence()
+            found = [runner.forward(one, ids).copy(), runner.forward(two, ids[:9]).copy()]
+            found += [runner.decode([one, two], ids[:2]).copy()]
+            if not runner.cache.slots:
+                runner.shift(one, 2)
+            found += [runner.decode([one, two], ids[2:4]).copy()]
+            found += [runner.decode([one], ids[:1]).copy()]
+            buffers = [slot.buffer for slot in runner.states.slots.values()]
+            dealt = any(isinstance(b, StateBuffer) and b.heads for b in buffers)
+        finally:
+            runner.close()
+    return found, dealt
+
+
+@pytest.mark.parametrize(
+    ("name", "kv", "heads"),
+    [
+        ("llama-e256-Q4_K", "f16", 1),
+        *(("qwen3-wide", kv, 2) for kv in ("f32", "f16", "q8_0")),
+        *(("qwen3moe", kv, 2) for kv in ("f32", "f16")),
+        ("llama", "f16", 4),
+        ("mamba", "f32", 1),
+    ],
+)
+def test_models(on_nodes: Any, name: str, kv: str, heads: int) -> None:
+    """The same logits, with the heads of caches dealt over the nodes where that is even."""
+    results = []
+    for nodes, more in ((1, {}), (2, {}), (2, {"each": 2, "experts": "whole"}), (4, {})):
+        on_nodes(nodes, **more)
+        got, dealt = logits(name, kv)
+        results.append(got)
+        assert dealt == (nodes > 1 and heads % nodes == 0)
+    for other in results[1:]:
+        for got, expected in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_mirror(on_nodes: Any, monkeypatch: Any, caplog: Any) -> None:
+    on_nodes(1)
+    expected, _ = logits("llama-e256-Q4_K")
+    for room, told in ((1 << 40, "MB more"), (1000, "distributed")):
+        on_nodes(2, mode="mirror")
+        monkeypatch.setattr("umbel_numa.engine.available", lambda _, room=room: room)
+        caplog.clear()
+        got, _ = logits("llama-e256-Q4_K")
+        assert told in caplog.text
+        assert umbel_numa.opened().copies == (room > 1000)
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+# what the system says
+
+
+def test_available(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/devices/system/node/node1"
+    folder.mkdir(parents=True)
+    text = "Node 1 MemTotal: 900 kB\nNode 1 MemFree: 100 kB\nNode 1 Inactive(file): 20 kB\n"
+    (folder / "meminfo").write_text(text)
+    assert available(1, tmp_path) == 120 << 10
+    assert available(0, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0\n", False), ("1\n", True), ("2\n", True)])
+def test_balancing(tmp_path: Path, text: str, expected: bool) -> None:
+    assert not balancing(tmp_path)
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/numa_balancing").write_text(text)
+    assert balancing(tmp_path) is expected
