@@ -214,6 +214,18 @@ def model_check(session: nox.Session) -> None:
     session.run("python", "plugin-numa/model/check.py")
 
 
+@nox.session
+def numa(session: nox.Session) -> None:
+    """The native engine under a NUMA kernel, on machines of several nodes that qemu emulates.
+
+    It needs Debian with qemu-system-x86, and downloads a kernel at first (71 MB). One machine,
+    some tests: `-- --machine two -- -k cpuset`.
+    """
+    session.install("pytest>=8", "pytest-timeout", "./core", "./plugin-numa")
+    work = session.create_tmp()
+    session.run("python", "tests/numa/run.py", "--work", work, *session.posargs)
+
+
 @nox.session(name="bench-peers")
 def bench_peers(session: nox.Session) -> None:
     """Umbel's native engine beside llama.cpp, sample by sample; renews docs/performance.md.

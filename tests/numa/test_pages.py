@@ -1,0 +1,117 @@
+"""Memory lies where it was asked for, by the kernel's own answer."""
+
+import errno
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+from inside import address_of, running_on, where
+
+SMALL, LARGE = 1 << 20, 8 << 20  # the large in huge pages
+
+
+@pytest.fixture(autouse=True)
+def _no_balancing(machine):
+    """Pages that balancing is looking at are not there, says Linux 6.1 when it is asked."""
+    switch = Path("/proc/sys/kernel/numa_balancing")
+    before = switch.read_text()
+    switch.write_text("0")
+    yield
+    switch.write_text(before)
+
+
+def homes(machine):
+    """Nodes that have memory."""
+    return [n for n, node in enumerate(machine.nodes) if node.memory]
+
+
+def placed(memory):
+    """Pages per node where all are somewhere."""
+    return {node: pages * memory.page for node, pages in memory.where().items()}
+
+
+def test_fresh_memory_is_nowhere(memory):
+    assert placed(memory(SMALL)) == {-1: SMALL}
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_unbound_memory_lies_next_to_the_thread_that_touches_it(machine, memory, size):
+    for home, cpus in machine.threads.items():
+        for cpu in cpus:
+            fresh = memory(size)
+            with running_on({cpu}):
+                fresh.fill()
+            assert placed(fresh) == {home: size}
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_bound_memory_lies_on_its_node_whoever_touches_it(machine, memory, size):
+    for home in homes(machine):
+        fresh = memory(size)
+        assert fresh.bind(home) == 0
+        fresh.fill()
+        assert placed(fresh) == {home: size}
+
+
+@pytest.mark.parametrize("how", ["bind", "move"])
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_touched_memory_goes_to_its_node_with_its_content(machine, memory, size, how):
+    for home in homes(machine):
+        touched = memory(size)
+        touched.fill(home + 1)
+        assert getattr(touched, how)(home) == 0
+        assert placed(touched) == {home: size}
+        assert touched.holds(home + 1)
+
+
+def test_a_segment_for_each_node(machine, memory):
+    """Segments that begin and end within pages share none."""
+    whole, nodes = memory(SMALL), homes(machine)
+    whole.fill()
+    edges = [SMALL * n // len(nodes) // 100 * 100 for n in range(len(nodes))] + [SMALL]
+    for n, node in enumerate(nodes):
+        assert whole.move(node, edges[n], edges[n + 1] - edges[n]) == 0
+
+    pages = [-(-edge // whole.page) for edge in edges]
+    assert whole.where() == {
+        node: pages[n + 1] - pages[n] for n, node in enumerate(nodes) if pages[n + 1] > pages[n]
+    }
+    assert whole.holds()
+
+
+def test_what_is_told_is_what_the_kernel_writes_of_the_mapping(machine, memory):
+    whole, nodes = memory(SMALL), homes(machine)
+    whole.fill()
+    whole.move(nodes[-1], 0, SMALL // 4)
+    whole.move(nodes[0], SMALL // 4, SMALL - SMALL // 4)
+    maps = Path("/proc/self/numa_maps").read_text().splitlines()
+    (line,) = (line for line in maps if line.startswith(f"{whole.address:08x} "))
+
+    assert {int(n): int(p) for n, p in re.findall(r" N(\d+)=(\d+)", line)} == whole.where()
+
+
+def test_cached_pages_of_a_file_move_while_it_is_mapped(machine, native, tmp_path):
+    content = bytes(range(256)) * (SMALL // 256)
+    (tmp_path / "file").write_bytes(content)
+    with (
+        open(tmp_path / "file", "r+b") as file,
+        mmap.mmap(file.fileno(), 0) as mapped,
+    ):
+        for home in homes(machine):
+            assert mapped[:] == content  # each page is seen by this process
+            address = address_of(mapped)
+            assert native.un_pages_move(address, SMALL, home) == 0
+            pages = SMALL // native.un_pages_size()
+            assert where(native, address, SMALL, len(machine.nodes)) == {home: pages}
+            assert mapped[:] == content
+
+
+def test_a_node_that_has_no_memory_is_refused(machine, memory):
+    touched = memory(SMALL)
+    touched.fill()
+    without = [n for n, node in enumerate(machine.nodes) if not node.memory]
+    for node in (*without, len(machine.nodes)):
+        assert touched.bind(node) == -errno.EINVAL
+        assert touched.move(node) == -errno.ENODEV
+        assert touched.holds()
