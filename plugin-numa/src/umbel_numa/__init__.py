@@ -9,6 +9,7 @@ from umbel.host import cpus
 from umbel.host import memory as machine_memory
 
 from umbel_numa.engine import Engine
+from umbel_numa.library import library
 from umbel_numa.memory import NativeMemory
 from umbel_numa.support import unsupported
 
@@ -20,6 +21,7 @@ _open: dict[str, tuple[Engine, NativeMemory]] = {}
 
 @hookimpl
 def devices() -> Sequence[Device]:
+    library()  # without it there is no device
     return [DEVICE]
 
 
