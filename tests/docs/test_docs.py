@@ -9,6 +9,8 @@ HTML comment before a block says what is special about it:
 * `<!-- ends with N -->`: its command shows an error, whose exit code is N;
 * `<!-- input: LINE -->`: is typed into the command.
 
+A page has the native engine if it installs it: from the wheel in the folder UMBEL_WHEELS, where
+that is set, else it is compiled.
 What stands below a command is what it must say; `...` stands for anything.
 """
 
@@ -157,11 +159,18 @@ class Desk:
     def install(self, command: str, where: str) -> None:
         """Installs what the page has written; of all else it is asked whether it exists."""
         for name in shlex.split(command)[2:]:
-            if (self.folder / name).is_dir():
+            source = native_engine() if name == "./plugin-numa" else self.folder / name
+            if source.exists():
                 pip = f'"{sys.executable}" -m pip install -q --no-deps --upgrade --target site'
-                self.run(f"{pip} {shlex.quote(name)}", "", where)
+                self.run(f"{pip} {shlex.quote(str(source))}", "", where)
             elif not name.startswith("-"):
                 assert exists(name), f"{where}: {name} cannot be installed"
+
+
+def native_engine() -> Path:
+    """What pip installs it from."""
+    made = Path(os.environ.get("UMBEL_WHEELS", "")).glob("umbel_plugin_numa-*.whl")
+    return next(made, ROOT / "plugin-numa")
 
 
 def exists(requirement: str) -> bool:

@@ -22,8 +22,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
-CORE = ROOT / "core/src/umbel"
-OTHERS = ("--no-deps", "--umbel-device")  # options of other programs
+SOURCES = (ROOT / "core/src/umbel", ROOT / "plugin-numa/src")
+# options of other programs
+OTHERS = ("--no-deps", "--force-reinstall", "--umbel-device", "--cap-add", "--install")
+OF_NUMA = ("--forget", "--sweep")  # of a plugin's commands: the page about it gives them
 
 
 def rows(page: str) -> dict[str, list[str]]:
@@ -64,7 +66,7 @@ def test_all_errors_are_told():
 def test_the_layers_are_those_that_are_checked():
     """The map on the page of the architecture is the contract of the import linter."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (contract,) = project["tool"]["importlinter"]["contracts"]
+    contract, *_ = project["tool"]["importlinter"]["contracts"]
     text = (DOCS / "architecture.md").read_text("utf-8")
     block = re.search(r"```text\n(.*?)```", text, re.S)
     assert block is not None
@@ -74,8 +76,9 @@ def test_the_layers_are_those_that_are_checked():
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    """The code of the core, each text that is written in pieces in one."""
-    code = "\n".join(path.read_text("utf-8") for path in sorted(CORE.rglob("*.py")))
+    """The code that users run, each text that is written in pieces in one."""
+    files = (path for source in SOURCES for path in sorted(source.rglob("*.py")))
+    code = "\n".join(path.read_text("utf-8") for path in files)
     return re.sub(r"\"\s*\n\s*f?\"", "", code)
 
 
@@ -88,11 +91,11 @@ def test_a_message_is_one_that_the_code_has(message, source):
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_an_option_in_the_text_is_one_that_there_is(page):
-    """Every option between backticks is told by the help of some command."""
+    """Every option between backticks is told by the help of some command; what follows `-- ` is
+    for a session of nox."""
     commands = parser()[1].choices.values()
     known = set(re.findall(r"--[a-z][\w-]+", "".join(c.format_help() for c in commands)))
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
-    told = {
-        o for code in re.findall(r"`([^`]+)`", text) for o in re.findall(r"--[a-z][\w-]+", code)
-    }
-    assert told <= known | {"--version", *OTHERS}
+    codes = [code for code in re.findall(r"`([^`]+)`", text) if not code.startswith("-- ")]
+    told = {o for code in codes for o in re.findall(r"--[a-z][\w-]+", code)}
+    assert told <= known | {"--version", *OTHERS, *OF_NUMA}

@@ -108,6 +108,10 @@ def targets(
     chosen = list(dict.fromkeys(found.find(name) for name in wanted))
     if strict and found.faults:
         raise found.faults[0].error()
+    if plugins.AUTO in wanted:
+        for source, reason, owned in found.describe():
+            if reason and not owned:
+                log.warning("the plugin %r is not used: %s", source.name, reason)
     if any(device.backend == "host" for device in chosen[:-1]):
         msg = "host runs everything: nothing is left for the devices after it"
         raise OptionError(msg, where="device", got=names, do="put host last")

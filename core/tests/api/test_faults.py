@@ -133,3 +133,18 @@ def test_a_file_without_layers_is_refused(rewrite, load):
     """There would be no state to make room in."""
     with pytest.raises(ModelFormatError, match=r"llama\.block_count"):
         load(rewrite("llama", {"llama.block_count": 0}))
+
+
+def test_a_plugin_without_devices_is_told_of(add_backend, caplog, load):
+    """`auto` takes another, and a line says why not this one; who names another is spared."""
+
+    def fails():
+        raise OSError("no such bus")
+
+    add_backend("broken", devices=fails)
+    load("llama", device="auto")
+    reason = "devices(): OSError: no such bus"
+    assert caplog.messages == [f"the plugin 'broken' is not used: {reason}"]
+    caplog.clear()
+    load("llama")
+    assert caplog.messages == []

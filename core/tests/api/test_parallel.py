@@ -98,6 +98,7 @@ def test_a_failing_step_ends_only_who_took_part(scripted):
     assert 12 == len(model.generate([65] * 40, temperature=0, max_tokens=12).read())
 
 
+@pytest.mark.clock
 def test_closing_one_stream_during_anothers_prompt(scripted):
     """V04: A reads a long prompt, B is closed after its first piece, C comes; all complete."""
     model, _ = scripted(endless=True, parallel=3, delay=0.001, ubatch=8, ctx=600)

@@ -140,6 +140,7 @@ def test_who_leaves_stops_the_computation(scripted, leave):
     assert 3 == len(model.generate([65], temperature=0, max_tokens=3).read())
 
 
+@pytest.mark.clock
 def test_who_leaves_in_the_prompt(scripted):
     """V03: the rest of a long prompt is not computed."""
     model, script = scripted(endless=True, delay=0.002, ctx=4000, ubatch=16)

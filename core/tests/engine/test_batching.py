@@ -213,6 +213,7 @@ def test_many_threads_submit(start, new_job, finish):
     assert {i: list(range(i + 1, i + 6)) for i in range(16)} == out
 
 
+@pytest.mark.clock
 def test_times_are_taken_where_tokens_are_made(start, new_job, finish):
     """A slow reader changes no figure."""
     engine, _ = start()

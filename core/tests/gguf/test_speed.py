@@ -40,6 +40,7 @@ def vocabulary(w, tokens: int, merges: int, tensors: int) -> bytes:
     return w.file(pairs, infos, bytes(576 * 576 * 4 if tensors else 0))
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("tokens", "merges", "tensors", "limit"),
     [(262_144, 514_906, 0, 0.4), (49_152, 48_900, 272, 0.1)],

@@ -39,11 +39,11 @@ def test_merge_is_the_definition(text: str, ranks: dict[str, int]) -> None:
 def test_merge_takes_n_log_n() -> None:
     """One piece of 100,000 symbols whose pairs merge in many rounds is done in 2 s."""
     ranks = {"a" * 2**k: k for k in range(1, 12)}
-    start = time.perf_counter()
+    start = time.process_time()
     merged = merge(["a"] * 100_000, lambda a, b: ranks.get(a + b))
     assert sum(map(len, merged)) == 100_000
     assert len(merged) == 52
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_byte_table() -> None:
@@ -145,8 +145,8 @@ def test_decode_gives_the_text_back(vectors: Callable[..., Any], name: str) -> N
 def test_long_runs(vectors: Callable[..., Any], name: str, text: str) -> None:
     """A long run of one character takes under 2 s, and byte tokens give it back."""
     tokenizer = vectors(name).tokenizer
-    start = time.perf_counter()
+    start = time.process_time()
     ids = tokenizer.encode(text)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     if name in ("gpt-2", "qwen2", "phi-3"):
         assert text == tokenizer.decode(ids)

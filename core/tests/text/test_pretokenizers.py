@@ -72,10 +72,10 @@ def test_pieces_join_to_the_text(name: str, text: str) -> None:
 def test_long_runs(name: str, unit: str) -> None:
     """No pattern backtracks its way to a time that grows with the square of the text."""
     text = unit * (10_000 // len(unit)) + "x"
-    start = time.perf_counter()
+    start = time.process_time()
     pieces = split(name, text)
     assert text == "".join(pieces)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_long_s_is_no_suffix() -> None:

@@ -1,8 +1,8 @@
-"""Which neighbours in a split become one step: a norm, the products that read it, what is added.
+"""Which neighbours in a split become one step: a norm, the products that read it, an addition.
 
-A fused step runs where the last of its nodes stood. Memory was laid out for the nodes one by one,
-so two things that never lived together may share addresses: whoever writes where another part of
-the step still reads stays apart.
+A fused step runs where the last of its nodes stood. Memory was laid out for the nodes one by
+one, so two things that never lived together may share addresses: whoever writes where another
+part of the step still reads stays apart.
 """
 
 from __future__ import annotations

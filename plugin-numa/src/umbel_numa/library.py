@@ -1,6 +1,7 @@
 """The native library: its prototypes, the layout of what it is given, and which kernels to use.
 
-`UMBEL_NUMA_KERNELS` forces a set of kernels by name; one that the processor cannot run is refused.
+`UMBEL_NUMA_KERNELS` forces a set of kernels by name; one that the processor cannot run is
+refused.
 """
 
 import ctypes
@@ -8,6 +9,7 @@ import os
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from struct import unpack_from
 from typing import Any
 
 import numpy as np
@@ -93,20 +95,37 @@ def library() -> Any:
     """The library, opened once; a `DeviceError` where it is missing or of another build."""
     path = Path(__file__).with_name("libumbel_numa.so")
     try:
+        _check_whole(path)
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         msg, do = "the native library cannot be loaded", "install umbel-plugin-numa again"
         raise DeviceError(msg, where=path, got=error, do=do) from error
-    for name, (result, *arguments) in _PROTOTYPES.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
     sizes = (c_int32 * 3)()
-    lib.un_sizes(sizes)
     expected = [TENSOR.itemsize, STEP.itemsize, WEIGHT.itemsize]
-    if list(sizes) != expected:
+    try:
+        for name, (result, *arguments) in _PROTOTYPES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+        lib.un_sizes(sizes)
+        got: object = list(sizes)
+    except AttributeError as error:
+        got = error
+    if got != expected:
         msg, do = "the native library is of another build", "install umbel-plugin-numa again"
-        raise DeviceError(msg, where=path, expected=expected, got=list(sizes), do=do)
+        raise DeviceError(msg, where=path, expected=expected, got=got, do=do)
     return lib
+
+
+def _check_whole(path: Path) -> None:
+    """The system's loader would die of an ELF file that is cut off: at the end is the table of
+    its sections."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"\x7fELF") and len(head) == 64:
+        (start,), (size, count) = unpack_from("<Q", head, 40), unpack_from("<HH", head, 58)
+        if path.stat().st_size < start + size * count:
+            msg = "the file is cut off"
+            raise OSError(msg)
 
 
 @cache

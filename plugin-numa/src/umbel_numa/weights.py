@@ -1,8 +1,9 @@
 """Weights: as the file maps them, packed for products, or as float32 for everything else.
 
 Whoever compiles a step asks for the form that its kernel reads; each form is made once, at the
-first question. Matrices are packed when they are stored already, so that the time and the memory
-are spent while a model is loaded; the file's pages are given back as they have been read.
+first question. Matrices are packed when they are stored already, so that the time and the
+memory are spent while a model is loaded; the file's pages are given back as they have been
+read.
 """
 
 from __future__ import annotations
