@@ -209,8 +209,8 @@ class _Writer:
         self.step(name, node, node.inputs, numbers, reads=[where])
 
     def add_linear(self, linear: Linear) -> None:
-        """Products with one x. Of one row each thread prepares the x for itself: to wait for the
-        one that does it would take as long. More rows are prepared together, for each node."""
+        """Products with one x. Of one row each thread prepares the x for itself: to wait for
+        the one that does it would take as long. More are prepared together, for each node."""
         form = self.form(linear.products[0].node.inputs[0])
         assert form is not None
         x, norm, glu, outs = linear.x, linear.norm, linear.glu, linear.outs
