@@ -1,6 +1,7 @@
 """Builds the native library: plain C, one shared library without anything of Python in it.
 
-The files in `native/` are compiled once for each instruction set, those of `ONCE` once.
+The files in `native/` are compiled once for each instruction set, those of `ONCE` once. Sets in
+`SHARED` add to another what only `PRODUCTS` use, and take the rest from it.
 setuptools' own extensions would be tied to one version of Python and have one set of flags for
 all sources. CC, CFLAGS and LDFLAGS are read as usual; CC may be a compiler for another machine.
 """
@@ -35,12 +36,16 @@ X86 = {
     ),
     "avxvnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni", "-DUN_AVX2", "-DUN_AVXVNNI"),
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-DUN_AVX2"),
+    "scalar": ("-O2",),  # soon compiled; what needs speed is there for other sets
 }
 ARM = {
     "i8mm": ("-march=armv8.2-a+dotprod+i8mm", "-DUN_NEON", "-DUN_I8MM"),
     "dotprod": ("-march=armv8.2-a+dotprod", "-DUN_NEON"),
+    "scalar": (),  # all that a Raspberry Pi 4 has
 }
-VARIANTS = {"x86_64": X86, "aarch64": ARM}  # the best first; scalar everywhere
+VARIANTS = {"x86_64": X86, "aarch64": ARM}  # the best first
+SHARED = {"avxvnni": "avx2", "i8mm": "dotprod"}
+PRODUCTS = ("legacy.c", "kquants.c", "codebook.c", "floats.c", "panels.c", "kernels.c")
 NO_COMPILER = """umbel-plugin-numa is built by a C compiler, and there is none: {tried}.
 Install one:  Debian, Ubuntu: apt install gcc libc6-dev;  Fedora, openEuler: dnf install gcc;
 macOS: xcode-select --install.  Another one than the system's is named by CC."""
@@ -81,13 +86,13 @@ class Compiler:
     def variants(self) -> dict[str, tuple[str, ...]]:
         """Of this machine's sets of instructions those that the compiler knows, with flags."""
         found = {}
-        for name, flags in VARIANTS.get(self.machine, {}).items():
+        for name, flags in VARIANTS.get(self.machine, {"scalar": ()}).items():
             command = [*self.command, *self.flags, *flags, "-E", "-x", "c", os.devnull]
             if subprocess.run(command, capture_output=True).returncode:
                 print(f"this compiler is too old for the {name} kernels: they are left out")
             else:
                 found[name] = flags
-        return {**found, "scalar": ()}
+        return found
 
     def run(self, *arguments: str) -> str:
         command = [*self.command, *arguments]
@@ -122,6 +127,7 @@ class BuildLibrary(build_ext):
                 pool.submit(self._compile, compiler, source, folder / f"{source.stem}-{name}.o")
                 for source in sorted(NATIVE.glob("*.c"))
                 for name in (("once",) if source.name in ONCE else compiler.variants)
+                if name not in SHARED or source.name in PRODUCTS
             ]
             try:
                 objects = [str(job.result()) for job in jobs]
@@ -137,6 +143,7 @@ class BuildLibrary(build_ext):
         """The object file, unless nothing has changed since it was made."""
         name = target.stem.rpartition("-")[2]
         flags = (*compiler.variants.get(name, ()), f"-DUN_VARIANT={name}")
+        flags += (f"-DUN_SHARED={SHARED.get(name, name)}",)
         if name == "once":
             flags = (f"-DUN_VARIANTS={' '.join(f'X({known})' for known in compiler.variants)}",)
         newest = max(p.stat().st_mtime for p in (source, *NATIVE.glob("*.h"), Path(__file__)))

@@ -162,16 +162,18 @@ UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const
     const int8_t *q = (const int8_t *)d->x.q + first * n;
     const float *dx = d->x.d + first * blocks, *sx = d->x.s + first * blocks;
     const int16_t *sum = d->x.sum + 2 * first * blocks;
+    const int64_t apart = d->groups > 1 ? d->group_bytes : 0;
+    const int64_t away = d->groups > 1 ? UN_MANY * UN_LANES : 0;
     start += starts ? 2 * UN_CHUNK * first : 0;
     for (int part = 0; part < UN_PARTS; part++) {
         float *out = d->acc + first * UN_LANES + part * UN_XL;
         xf acc[2][UN_TILE];
         UN_UNROLL for (int g = 0; g < G; g++)
             UN_UNROLL for (int t = 0; t < T; t++)
-                acc[g][t] = d->more ? xf_load(out + (g * UN_MANY + t) * UN_LANES) : xf_zero();
+                acc[g][t] = d->more ? xf_load(out + g * away + t * UN_LANES) : xf_zero();
         for (int64_t b = d->from; b < d->to; b++) {
             for (int g = 0; !starts && part == 0 && g < G; g++)
-                un_ahead(d->group + g * d->group_bytes + b * k.bytes, k.bytes);
+                un_ahead(d->group + g * apart + b * k.bytes, k.bytes);
             UN_UNROLL for (int h = 0; h < k.halves; h++) {
                 const int per = 8 / k.halves;
                 xi s[2][UN_TILE];
@@ -181,10 +183,10 @@ UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const
                     if (G > 1)
                         s[1][t] = s[0][t];
                 }
-                un_sums(k, s, d->group, d->group_bytes, b, part, h * per, h * per + per,
+                un_sums(k, s, d->group, apart, b, part, h * per, h * per + per,
                         q + 32 * b, n, G, T);
                 UN_UNROLL for (int g = 0; g < G; g++) {
-                    const un_scales c = k.scales(d->group + g * d->group_bytes, b, part);
+                    const un_scales c = k.scales(d->group + g * apart, b, part);
                     un_scaled(acc[g], s[g], c.d[h], dx + b, blocks, T);
                     if (h == k.halves - 1)
                         un_least(k, &c, acc[g], dx + b, sx + b, sum + 2 * b, blocks, T);
@@ -193,42 +195,41 @@ UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const
         }
         UN_UNROLL for (int g = 0; g < G; g++)
             UN_UNROLL for (int t = 0; t < T; t++)
-                xf_store(out + (g * UN_MANY + t) * UN_LANES, acc[g][t]);
+                xf_store(out + g * away + t * UN_LANES, acc[g][t]);
     }
 }
 
-/* All tokens in tiles that the registers hold. */
-UN_INLINE void un_tiles(const un_type k, const un_dot *d, const int starts,
-                        const int32_t *start, const int G)
+/* Tiles of T tokens from `first` on; what is left begins at the token that it returns. */
+UN_INLINE int un_tiles(const un_type k, const un_dot *d, const int starts, const int32_t *start,
+                       int first, const int G, const int T)
 {
-    int t = 0;
-#ifdef UN_WIDE
-    for (; t + 6 <= d->tokens; t += 6)
-        un_tile(k, d, starts, start, t, G, 6);
-#endif
-#ifdef UN_VECTORS
-    for (; t + 4 <= d->tokens; t += 4)
-        un_tile(k, d, starts, start, t, G, 4);
-    for (; t + 2 <= d->tokens; t += 2)
-        un_tile(k, d, starts, start, t, G, 2);
-#endif
-    for (; t < d->tokens; t++)
-        un_tile(k, d, starts, start, t, G, 1);
+    for (; first + T <= d->tokens; first += T)
+        un_tile(k, d, starts, start, first, G, T);
+    return first;
 }
 
-/* The groups: where there are registers for it, each value of x that is loaded meets two. */
+/* All tokens and groups. Where there are registers for it each value of x that is loaded meets
+ * two groups; a single group mostly takes the place of both, as code of its own for each number
+ * of tokens would take long to compile. */
 UN_INLINE void un_groups(const un_type k, const un_dot *d, const int starts,
                          const int32_t *start)
 {
-#ifdef UN_WIDE
-    if (d->groups == 2 && d->tokens > 1) {
-        un_tiles(k, d, starts, start, 2);
-        return;
-    }
-#endif
+    int t = 0;
     un_dot one = *d;
+#ifdef UN_WIDE
+    if (starts && d->groups == 1)
+        t = un_tiles(k, d, starts, start, t, 1, 6);
+    t = un_tiles(k, d, starts, start, t, 2, 6);
+    t = un_tiles(k, d, starts, start, t, 2, 4);
+    t = un_tiles(k, d, starts, start, t, 2, 2);
+#endif
     for (int g = 0; g < d->groups; g++) {
-        un_tiles(k, &one, starts, start, 1);
+        int last = t;
+#if defined(UN_VECTORS) && !defined(UN_WIDE)
+        last = un_tiles(k, &one, starts, start, last, 1, 4);
+        last = un_tiles(k, &one, starts, start, last, 1, 2);
+#endif
+        un_tiles(k, &one, starts, start, last, 1, 1);
         one.group += d->group_bytes;
         one.acc += UN_MANY * UN_LANES;
     }
@@ -253,71 +254,22 @@ UN_INLINE void un_unpack(const un_type k, const uint8_t *group, int64_t b, un_pa
     }
 }
 
-/* Panels against tokens, for each combination that types have (a zero of 1: any): panels.c. */
+/* Panels against tokens, for each combination that types have (a zero of 1: any). start[2 *
+ * UN_CHUNK * t ...]: what un_begin gives for the blocks (or halves) of the panels. */
 typedef void un_panel_dot(const un_dot *d, const int32_t *start);
 #define UN_PANELS(X) \
     X(nibbles, 1, 8, 1, UN_NO_MIN) X(nibbles_min, 0, 8, 1, UN_MIN) \
     X(fifths, 1, 4, 1, UN_NO_MIN) X(fifths_min, 0, 4, 1, UN_MIN) \
     X(signs, 128, 1, 1, UN_NO_MIN) X(sixths, 1, 2, 2, UN_NO_MIN) X(pairs, 0, 2, 1, UN_PAIR)
 
-/* The product for many tokens. start[2 * UN_CHUNK * t ...]: what un_begin gives for the blocks
- * (or halves) of the panels. */
-UN_INLINE void un_many(const un_type k, const un_dot *d, un_panel_dot *dot)
-{
-    _Alignas(64) un_panel panel[2][UN_CHUNK];
-    _Alignas(64) int32_t start[UN_MANY * 2 * UN_CHUNK];
-    un_dot part = *d;
-    part.group = (const uint8_t *)panel;
-    part.group_bytes = sizeof panel[0];
-    part.from = 0;
-    for (int64_t b = d->from; b < d->to; b += UN_CHUNK) {
-        int count = (int)(d->to - b < UN_CHUNK ? d->to - b : UN_CHUNK);
-        for (int g = 0; g < d->groups; g++)
-            for (int i = 0; i < count; i++)
-                un_unpack(k, d->group + g * d->group_bytes, b + i, &panel[g][i]);
-        for (int t = 0; k.zero && t < d->tokens; t++)
-            for (int i = 0; i < count; i++)
-                for (int h = 0; h < k.halves; h++)
-                    start[2 * UN_CHUNK * t + k.halves * i + h] =
-                        un_begin(k, d->x.sum + 2 * t * d->x.blocks, b + i, h);
-        part.to = count;
-        part.x.q = (const int8_t *)d->x.q + 32 * b;
-        part.x.d = d->x.d + b;
-        part.x.s = d->x.s + b;
-        part.x.sum = d->x.sum + 2 * b;
-        part.more = d->more || b > d->from;
-        dot(&part, start);
-    }
-}
-
-/* The values of 16 rows, and of one row. */
-UN_INLINE void un_floats(const un_type k, const uint8_t *group, int64_t b, float *out)
-{
-    un_panel p;
-    un_unpack(k, group, b, &p);
-    for (int i = 0; i < 32; i++)
-        for (int r = 0; r < UN_LANES; r++) {
-            int h = i / 16;
-            int q = p.w[i / 4][4 * r + i % 4] - k.zero;
-            float v = (float)q * p.d[k.halves == 2 ? h : 0][r];
-            if (k.min == UN_MIN)
-                v += p.m[r];
-            if (k.min == UN_PAIR)
-                v += (float)p.pair[2 * r + h] * p.m[r];
-            out[i * UN_LANES + r] = v;
-        }
-}
-
-UN_INLINE void un_read_row(const un_type k, const uint8_t *group, int lane, int64_t cols,
-                           float *out)
-{
-    float all[32 * UN_LANES];
-    for (int64_t b = 0; b < cols / 32; b++) {
-        un_floats(k, group, b, all);
-        for (int i = 0; i < 32; i++)
-            out[32 * b + i] = all[i * UN_LANES + lane];
-    }
-}
+/* What is compiled once for all types, by way of panels: the product for many tokens, the values
+ * of 16 rows, of one row. */
+typedef void un_unpacker(const uint8_t *group, int64_t b, un_panel *to);
+void UN_(many)(const un_type *k, un_unpacker *unpack, un_panel_dot *dot, const un_dot *d);
+void UN_(panel_floats)(const un_type *k, un_unpacker *unpack, const uint8_t *group, int64_t b,
+                       float *out);
+void UN_(panel_row)(const un_type *k, un_unpacker *unpack, const uint8_t *group, int lane,
+                    int64_t cols, float *out);
 
 /* The format of a type that has NAME_pack, NAME_vec and NAME_scales: its number in GGUF, values
  * and bytes of a packed block, the panel for it, and the other fields of un_type. */
@@ -325,13 +277,17 @@ UN_INLINE void un_read_row(const un_type k, const uint8_t *group, int lane, int6
     un_panel_dot UN_(panel_##PANEL); \
     static const un_type NAME##_type = {NAME##_vec, NAME##_scales, ZERO, RUN, HALVES, MIN, \
                                          UN_LANES * (BYTES) * 32 / (BLOCK)}; \
+    static void NAME##_unpack(const uint8_t *group, int64_t b, un_panel *to) \
+    { \
+        un_unpack(NAME##_type, group, b, to); \
+    } \
     static void NAME##_row(const uint8_t *group, int lane, int64_t cols, float *out) \
     { \
-        un_read_row(NAME##_type, group, lane, cols, out); \
+        UN_(panel_row)(&NAME##_type, NAME##_unpack, group, lane, cols, out); \
     } \
     static void NAME##_floats(const uint8_t *group, int64_t cols, int64_t b, float *out) \
     { \
-        un_floats(NAME##_type, group, b, out); \
+        UN_(panel_floats)(&NAME##_type, NAME##_unpack, group, b, out); \
     } \
     static void NAME##_dot(const un_dot *d) \
     { \
@@ -339,7 +295,7 @@ UN_INLINE void un_read_row(const un_type k, const uint8_t *group, int lane, int6
         if (d->tokens < UN_FEW) \
             un_groups(NAME##_type, d, 0, &none); \
         else \
-            un_many(NAME##_type, d, UN_(panel_##PANEL)); \
+            UN_(many)(&NAME##_type, NAME##_unpack, UN_(panel_##PANEL), d); \
     } \
     const un_format UN_(NAME) = {TYPE, UN_ACT_I8, BLOCK, BYTES, NAME##_pack, NAME##_row, \
                                  NAME##_floats, NAME##_dot};

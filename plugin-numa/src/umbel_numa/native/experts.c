@@ -70,17 +70,20 @@ static un_act gathered(const job *j, const int32_t *pairs, int n)
 static void packed_tile(const job *j, const un_matrix *m, const int32_t *pairs, int n,
                         int64_t from, int64_t to)
 {
-    float acc[UN_TILE * UN_LANES];
-    un_dot d = {.groups = 1, .to = j->act.blocks, .tokens = n, .acc = acc};
+    _Alignas(64) float acc[(UN_MANY + UN_TILE) * UN_LANES];
+    un_dot d = {.group_bytes = m->w->group_bytes, .to = j->act.blocks, .tokens = n, .acc = acc};
     d.x = gathered(j, pairs, n);
-    for (int64_t g = from; g < to; g++) {
+    for (int64_t g = from; g < to; g += d.groups) {
+        d.groups = g + 2 <= to ? 2 : 1;
         d.group = un_group_of(m->w, j->node, m->index, g);
         if (j->form == UN_ACT_F32)
             UN_(dot_floats)(m->w->format, &d);
         else
             m->w->format->dot(&d);
-        for (int i = 0; i < n; i++)
-            un_matrix_store(m, g, acc + i * UN_LANES, result(j, pairs[i]));
+        for (int k = 0; k < d.groups; k++)
+            for (int i = 0; i < n; i++)
+                un_matrix_store(m, g + k, acc + (k * UN_MANY + i) * UN_LANES,
+                                result(j, pairs[i]));
     }
 }
 

@@ -1,7 +1,9 @@
-/* The table of everything that is compiled for this instruction set. */
+/* The table of everything that is compiled for this instruction set. Operations may be those of
+ * another, UN_SHARED, where only the products with packed weights differ (setup.py). */
 #include "un.h"
 
-#define DECLARE(name) un_kernel UN_(name) __attribute__((weak));
+#define SHARED(name) UN_JOIN(un_##name, UN_SHARED)
+#define DECLARE(name) un_kernel SHARED(name) __attribute__((weak));
 UN_OPS(DECLARE)
 
 #define UN_FORMATS(X) \
@@ -15,5 +17,5 @@ static const un_format *const formats[] = {UN_FORMATS(ADDRESS) NULL};
 
 #define TEXT2(x) #x
 #define TEXT(x) TEXT2(x)
-#define OP(name) UN_(name),
+#define OP(name) SHARED(name),
 const un_kernels UN_(kernels) = {TEXT(UN_VARIANT), {UN_OPS(OP)}, formats};
