@@ -97,7 +97,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def opened(kernels: str, threads: int, precise: bool = False) -> Engine:
-    return Engine(threads, precise, kernels)
+    return Engine(threads, kernels, precise)
 
 
 @pytest.mark.parametrize("name", RAW)

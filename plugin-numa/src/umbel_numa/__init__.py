@@ -15,6 +15,7 @@ from umbel_numa.support import unsupported
 UMBEL_API = 1
 
 DEVICE = Device("numa:0", "native kernels on the CPU", priority=100, reads_host=True)
+MOST = 1024  # threads
 _open: dict[str, tuple[Engine, NativeMemory]] = {}
 
 
@@ -26,9 +27,18 @@ def devices() -> Sequence[Device]:
 @hookimpl
 def options() -> Sequence[Option]:
     return [
-        Option("threads", "threads that compute; 0: one for each processor", 0, int),
+        Option("threads", f"threads, up to {MOST}; 0: one for each processor", 0, _count),
         Option("precise", "activations stay float32: slower, exact", False, _yes),
     ]
+
+
+def _count(text: str) -> int:
+    """A number of threads; a ValueError at anything else."""
+    number = int(text)
+    if not 0 <= number <= MOST:
+        msg = f"{number} is not from 0 to {MOST}"
+        raise ValueError(msg)
+    return number
 
 
 def _yes(text: str) -> bool:
@@ -38,7 +48,7 @@ def _yes(text: str) -> bool:
 
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
-    engine = Engine(options.get("threads") or cpus(), bool(options.get("precise")))
+    engine = Engine(options.get("threads") or cpus(), precise=bool(options.get("precise")))
     _open[device.name] = engine, NativeMemory(engine)
     total, free = machine_memory()
     details = {"kernels": engine.kernels, "threads": engine.threads}

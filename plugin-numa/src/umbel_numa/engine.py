@@ -23,8 +23,8 @@ class Engine:
     """Threads and kernels; everything but `cancel` comes with the device's lock held."""
 
     threads: int
-    precise: bool = False  # activations stay float32
     kernels: str = attrs.field(factory=variant)
+    precise: bool = False  # activations stay float32
     handle: int = 0
     table: int = 0
     programs: dict[int, Program] = attrs.field(factory=dict)

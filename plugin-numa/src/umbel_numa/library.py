@@ -86,12 +86,12 @@ def library() -> Any:
     path = Path(__file__).with_name("libumbel_numa.so")
     try:
         lib = ctypes.CDLL(str(path))
-    except OSError as error:
+        for name, (result, *arguments) in _PROTOTYPES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
         msg, do = "the native library cannot be loaded", "install umbel-plugin-numa again"
         raise DeviceError(msg, where=path, got=error, do=do) from error
-    for name, (result, *arguments) in _PROTOTYPES.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
     sizes = (c_int32 * 3)()
     lib.un_sizes(sizes)
     expected = [TENSOR.itemsize, STEP.itemsize, WEIGHT.itemsize]

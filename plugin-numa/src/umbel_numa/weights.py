@@ -11,6 +11,7 @@ import ctypes
 import logging
 import mmap
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import attrs
 import numpy as np
@@ -18,6 +19,7 @@ from umbel.errors import OutOfMemoryError
 from umbel.gguf.types import dequantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer
+from umbel.host import memory as machine_memory
 
 from umbel_numa.library import LANES, WEIGHT, library
 from umbel_numa.operations.products import READABLE, hand_over_table
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("umbel")
 
 _LARGE = 1 << 21  # bytes from which on memory is mapped by itself, in huge pages where offered
+_told: WeakSet[mmap.mmap] = WeakSet()  # files whose weights did not fit
 
 
 @attrs.define(eq=False)
@@ -75,8 +78,8 @@ class NativeWeight:
         return 0 if self.struct is None else int(self.struct.ctypes.data)
 
     def rows(self) -> int:
-        """The address of rows that can be read as they are; 0 where they have to be packed."""
-        if self.tensor.dtype not in READABLE:
+        """The address of rows that are read as they are; 0 where the packed ones are better."""
+        if self.tensor.dtype not in READABLE and not self._unpackable:
             return 0
         hand_over_table(self.tensor.dtype)
         return self.handle
@@ -106,12 +109,10 @@ class NativeWeight:
         weight["group_bytes"] = LANES * form.bytes * -(-cols // form.block)
         weight["nodes"], weight["first"][1] = 1, groups
         try:
-            memory = fresh(int(weight["count"] * groups * weight["group_bytes"]), "weight")
+            memory = _room(int(weight["count"] * groups * weight["group_bytes"]))
         except OutOfMemoryError:
-            if self.rows():
-                log.warning("no memory to pack %s: it is used as it is", self.tensor.label)
-                return
-            raise
+            self._tell_no_room()
+            return
         weight["data"][0] = memory.ctypes.data
         arguments = struct.ctypes.data, self.handle, dtype.row_bytes(cols)
         if not library().un_pack(self.engine.handle, *arguments):
@@ -119,18 +120,37 @@ class NativeWeight:
             log.warning("the weight %s %s", self.tensor.label, what)
             return
         self.struct, self._memory, self._unpackable = struct, memory, False
-        if _of_a_file(self.raw):  # what was read is the kernel's to keep or to drop
+        if _file_of(self.raw) is not None:  # what was read is the kernel's to keep or to drop
             library().un_pages_drop(self.handle, self.raw.nbytes)
 
+    def _tell_no_room(self) -> None:
+        """One line for each file."""
+        file = _file_of(self.raw)
+        if file in _told:
+            return
+        if file is not None:
+            _told.add(file)
+        what = "%s, and perhaps others, are used as the file has them, which takes far longer"
+        log.warning(f"there is no memory to pack weights: {what}", self.tensor.label)
 
-def _of_a_file(array: np.ndarray) -> bool:
-    """Whether it is a window on a mapped file that nobody can write to."""
+
+def _file_of(array: np.ndarray) -> mmap.mmap | None:
+    """The mapped file that it is a window on, which nobody can write to."""
     base: Any = array
     while isinstance(base, np.ndarray) and not base.flags.writeable:
         base = base.base
     if isinstance(base, memoryview):
         base = base.obj
-    return isinstance(base, mmap.mmap)
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def _room(nbytes: int) -> np.ndarray:
+    """Memory for a packed weight; refused where the system would grant what it does not have,
+    and then end somebody."""
+    if nbytes >= _LARGE and 0 < (free := machine_memory()[1]) < nbytes:
+        msg = "there is no room to pack a weight"
+        raise OutOfMemoryError(msg, expected=f"at most {free} bytes", got=nbytes)
+    return fresh(nbytes, "weight")
 
 
 def fresh(nbytes: int, usage: str, alignment: int = 64) -> np.ndarray:
