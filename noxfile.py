@@ -306,3 +306,49 @@ def bench_peers(session: nox.Session) -> None:
     if not {"--row", "--quick", "--list", "--device"} & {*session.posargs}:
         given.append("--write=docs/performance.md")
     session.run("python", "tests/bench/rivals.py", *given, *session.posargs)
+
+
+# What runs on instrumented libraries. Left out are the tests of the runtime alone, which build
+# programs with flags of their own, and figures of memory and time, which would be the
+# sanitizer's. ThreadSanitizer sees what threads do together: all operations, fused steps, a
+# model of each kind.
+SUITE = ("--pyargs", "umbel_kit.conformance", "--umbel-device", "numa")
+UNWATCHED = "hundred or ctrl_c or more_threads or little_memory or nonsense"
+TOGETHER = "shared or two_models or cancelled or threads_and_kernels or long_contexts"
+TESTS = "plugin-numa/tests"
+SANITIZED = {
+    "address": ((TESTS, f"--ignore={TESTS}/native", "-k", f"not ({UNWATCHED})"), SUITE),
+    "thread": (
+        (*(f"{TESTS}/test_{name}.py" for name in ("fuse", "robust", "models")), "-k", TOGETHER),
+        ("--pyargs", "umbel_kit.conformance.test_ops", "--umbel-device", "numa"),
+    ),
+}
+SANITIZERS = {
+    "address": {
+        # the interpreter frees little at its end; memory that is not to be had is NULL here too
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    },
+    # Python and NumPy are not instrumented: what orders their accesses is not seen
+    "thread": {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1"},
+}
+
+
+@nox.session
+@nox.parametrize("sanitizer", ["address", "thread"])
+def sanitize(session: nox.Session, sanitizer: str) -> None:
+    """The native engine's tests and the conformance suite on a library that watches itself.
+
+    AddressSanitizer with UndefinedBehaviorSanitizer, or ThreadSanitizer: of gcc, half an hour
+    each.
+    """
+    session.install(*TESTING, *KIT)
+    kinds = "address,undefined" if sanitizer == "address" else sanitizer
+    flags = f"-O1 -fno-omit-frame-pointer -fsanitize={kinds}"
+    again = ("--force-reinstall", "--no-deps", "./plugin-numa")
+    session.install(*again, env={"CC": "gcc", "CFLAGS": flags})
+    ask = ("gcc", f"-print-file-name=lib{sanitizer[0]}san.so")
+    runtime = session.run(*ask, silent=True, external=True)
+    env = {"LD_PRELOAD": str(runtime).strip(), **SANITIZERS[sanitizer]}
+    for tests in SANITIZED[sanitizer]:
+        session.run("pytest", *tests, *session.posargs, env=env)

@@ -97,7 +97,10 @@ def library() -> Any:
     try:
         _check_whole(path)
         lib = ctypes.CDLL(str(path))
-    except OSError as error:
+        for name, (result, *arguments) in _PROTOTYPES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
         msg, do = "the native library cannot be loaded", "install umbel-plugin-numa again"
         raise DeviceError(msg, where=path, got=error, do=do) from error
     sizes = (c_int32 * 3)()

@@ -13,6 +13,7 @@ import logging
 import math
 import mmap
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import attrs
 import numpy as np
@@ -20,6 +21,7 @@ from umbel.errors import OutOfMemoryError
 from umbel.gguf.types import dequantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer
+from umbel.host import memory as machine_memory
 
 from umbel_numa.library import LANES, WEIGHT, library
 from umbel_numa.operations.products import READABLE, hand_over_table
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("umbel")
 
-_LARGE = 1 << 20  # bytes of a mapped weight that are worth moving
+_LARGE = 1 << 20  # bytes of a weight that are worth moving, or asking for room
+_told: WeakSet[mmap.mmap] = WeakSet()  # files whose weights did not fit
 
 
 @attrs.define(eq=False)
@@ -81,8 +84,8 @@ class NativeWeight:
         return 0 if self.struct is None else int(self.struct.ctypes.data)
 
     def rows(self) -> int:
-        """The address of rows that can be read as they are; 0 where they have to be packed."""
-        if self.tensor.dtype not in READABLE:
+        """The address of rows that are read as they are; 0 where the packed ones are better."""
+        if self.tensor.dtype not in READABLE and not self._unpackable:
             return 0
         hand_over_table(self.tensor.dtype)
         return self.handle
@@ -113,10 +116,8 @@ class NativeWeight:
         try:
             segments = self._room(weight)
         except OutOfMemoryError:
-            if self.rows():
-                log.warning("no memory to pack %s: it is used as it is", self.tensor.label)
-                return
-            raise
+            self._tell_no_room()
+            return
         arguments = struct.ctypes.data, self.handle, dtype.row_bytes(cols)
         if not library().un_pack(self.engine.handle, *arguments):
             what = "is not packed, its values are too uneven: products in float32"
@@ -133,6 +134,7 @@ class NativeWeight:
         weight["nodes"], weight["split"] = len(numbers), cut.split
         weight["first"][: len(cut.first)] = cut.first
         segments = []
+        _need(sum(cut.held) * int(weight["group_bytes"]))
         for node, (held, number) in enumerate(zip(cut.held, numbers, strict=True)):
             nbytes = held * int(weight["group_bytes"])
             number = number if len(numbers) > 1 else ANYWHERE
@@ -163,6 +165,16 @@ class NativeWeight:
             told = "pages of %s stay on another node than the one that reads them"
             log.warning(told, self.tensor.label)
 
+    def _tell_no_room(self) -> None:
+        """One line for each file."""
+        file = file_of(self.raw)
+        if file in _told:
+            return
+        if file is not None:
+            _told.add(file)
+        what = "%s, and perhaps others, are used as the file has them, which takes far longer"
+        log.warning(f"there is no memory to pack weights: {what}", self.tensor.label)
+
 
 def file_of(array: np.ndarray) -> mmap.mmap | None:
     """The file that it is a window on, which nobody can write to."""
@@ -172,3 +184,11 @@ def file_of(array: np.ndarray) -> mmap.mmap | None:
     if isinstance(base, memoryview):
         base = base.obj
     return base if isinstance(base, mmap.mmap) else None
+
+
+def _need(nbytes: int) -> None:
+    """Refuses to pack where the system would grant what it does not have, and then end
+    somebody."""
+    if nbytes >= _LARGE and 0 < (free := machine_memory()[1]) < nbytes:
+        msg = "there is no room to pack a weight"
+        raise OutOfMemoryError(msg, expected=f"at most {free} bytes", got=nbytes)

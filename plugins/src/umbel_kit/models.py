@@ -53,6 +53,8 @@ _HAS = {
 # float16 alone would cost a token here and there a hundred times what it costs the others.
 _INTO_SCAN = ("ssm_in.weight", "ssm_conv1d.weight")
 _USUAL = r".*ffn_gate\.weight|output\.weight"
+# Float32 in every file: small, or what decides (the routers of experts).
+_EXACT = re.compile(r".*(norm|ffn_gate_inp|ssm_conv1d|shortconv\.conv)\.weight|.*ssm_a")
 
 
 class _Wishes(dict[str, TensorInfo]):
@@ -183,7 +185,8 @@ def _write(
     kind = gguf.GGMLQuantizationType[dtype.upper()]
     block = gguf.GGML_QUANT_SIZES[kind][0]
     for name, values in tensors.items():
-        if values.ndim > 1 and values.shape[-1] % block == 0 and "norm" not in name:
+        whole = values.ndim > 1 and values.shape[-1] % block == 0
+        if whole and not _EXACT.fullmatch(name):
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values)

@@ -3,7 +3,7 @@
 What a device is compared with, and what the tests of operations and models run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from umbel.errors import GraphError
@@ -12,25 +12,38 @@ from umbel.graph import Graph, Operation, Role, Tensor
 from umbel.ops.elementwise import cast
 from umbel.ops.rules import Array, is_a
 
+# What a product reads of the activations, when its weight is of that dtype.
+Activations = Callable[[Array, DType], Array]
+PRODUCTS = ("mul_mat", "mul_mat_id")
 
-def evaluate(graph: Graph, feeds: Mapping[Tensor, Array], *, dtype: DType = F32) -> list[Array]:
+
+def evaluate(
+    graph: Graph,
+    feeds: Mapping[Tensor, Array],
+    *,
+    dtype: DType = F32,
+    activations: Activations = lambda x, _: x,
+) -> list[Array]:
     """The values of the graph's outputs; state among `feeds` is changed in place.
 
     Quantised tensors are fed as their bytes, as `GGUFFile.array` gives them. With another
     `dtype` every value on the way is rounded to it, which is the best that a device computing
-    in that dtype can do.
+    in that dtype can do. `activations` likewise is what products round.
     """
     values: dict[Tensor, Array] = {}
     needed = (t for node in graph.nodes for t in (*node.inputs, node))
     with np.errstate(all="ignore"):
         for t in dict.fromkeys([*needed, *graph.outputs]):
-            values[t] = _rounded(t, feeds[t] if t in feeds else _computed(t, values), dtype)
+            value = feeds[t] if t in feeds else _computed(t, values, activations)
+            values[t] = _rounded(t, value, dtype)
     return [values[t] for t in graph.outputs]
 
 
-def _computed(t: Tensor, values: Mapping[Tensor, Array]) -> Array:
+def _computed(t: Tensor, values: Mapping[Tensor, Array], activations: Activations) -> Array:
     if t.op is not None:
         arguments = [_argument(t.op, i, x, values[x]) for i, x in enumerate(t.inputs)]
+        if t.op.name in PRODUCTS:
+            arguments[1] = activations(arguments[1], t.inputs[0].dtype)
         return t.op.reference(*arguments, **t.attrs)
     if t.data is None:
         msg = f"{t.role.value} {t.label!r} is not fed"

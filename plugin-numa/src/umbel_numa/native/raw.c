@@ -1,6 +1,8 @@
 /* Rows as floats: of plain types with any strides, of q8_0, and of the types that have no packed
  * layout, block by block. The values are, bit for bit, those of the gguf package: the same
- * factors, multiplied in the same order. The package's grids are handed over at run time. */
+ * factors, multiplied in the same order. The package's grids are handed over at run time.
+ *
+ * Types that have a packed layout are read here only where there was no memory for it. */
 #include "rawrows.h"
 
 static uint16_t u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
@@ -185,9 +187,30 @@ static int64_t halves(int type, const uint16_t *p, int64_t n, float *out)
     return k;
 }
 
+enum { GROUP = 16 * 256 }; /* more than a block of 16 rows takes, of any type */
+extern const un_kernels UN_(kernels);
+
+/* A row by way of a packed group for each block, so that there is one decoder of each type. */
+static void packed_blocks(int type, const char *row, int64_t stride, int64_t n, float *out)
+{
+    const un_format *const *f = UN_(kernels).formats;
+    _Alignas(64) uint8_t group[GROUP];
+    while ((*f)->type != type)
+        f++;
+    for (int64_t k = 0; k < n; k += (*f)->block, row += stride) {
+        memset(group, 0, (size_t)(UN_LANES * (*f)->bytes));
+        (*f)->pack(row, 0, 1, (*f)->block, group);
+        (*f)->row(group, 0, (*f)->block, out + k);
+    }
+}
+
 void UN_(row_floats)(int type, const char *row, int64_t stride, int64_t n, float *out)
 {
     if (type != UN_F32 && type != UN_F16 && type != UN_BF16) {
+        if (!decoders[type].decode) {
+            packed_blocks(type, row, stride, n, out);
+            return;
+        }
         int values = decoders[type].values;
         for (int64_t k = 0; k < n; k += values, row += stride)
             decoders[type].decode((const uint8_t *)row, un_tables[type], out + k);

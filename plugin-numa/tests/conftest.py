@@ -1,0 +1,94 @@
+"""Devices of the tests' own: any kernels, threads and precision, beside each other; and the
+models with known results on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from umbel import gguf
+from umbel.graph import Tensor
+from umbel.hookspecs import Device, DeviceInfo
+from umbel.models import ModelDefinition, architecture
+from umbel.ops import OPS
+from umbel.plan import Target
+from umbel.runner import Runner, Settings
+from umbel_numa.engine import Engine
+from umbel_numa.library import variant
+from umbel_numa.memory import NativeMemory
+from umbel_numa.support import unsupported
+
+ORACLES = Path(__file__).parents[2] / "core/tests/data/oracles"
+
+Load = Callable[..., Runner]
+
+
+def target_of(engine: Engine) -> Target:
+    """An engine as the device that the plugin makes of it."""
+    memory = NativeMemory(engine)
+
+    def supported(_: Device, node: Tensor) -> str | None:
+        reason = unsupported(node, engine)
+        if reason is None:
+            memory.note(node)
+        return reason
+
+    hooks = SimpleNamespace(
+        op_supported=supported,
+        graph_compute=lambda _, graph: engine.compute(graph),
+        sync=lambda _: engine.cancel(False),
+        cancel=lambda _: engine.cancel(True),
+        forget=lambda _, uid: engine.forget(uid),
+        status=lambda _: {},
+    )
+    info = DeviceInfo(memory_total=1 << 40, memory_free=1 << 40)
+    return Target(Device("numa:0", "", 100, reads_host=True), info, memory, hooks)
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    """load(name, threads=, kernels=, precise=, **settings): a model of the oracle folder, or of
+    a path, on an engine of its own; open to the end of the module."""
+    opened: list[tuple[gguf.GGUFFile, Engine, Runner]] = []
+
+    def loaded(
+        name: str | Path,
+        *,
+        threads: int = 2,
+        kernels: str = "",
+        precise: bool = False,
+        **settings: object,
+    ) -> Runner:
+        path = name if isinstance(name, Path) else ORACLES / f"{name}.gguf"
+        file = gguf.open(path)
+        found = architecture(file.get("general.architecture", str))
+        definition = ModelDefinition(file, found, OPS)
+        engine = Engine(threads, precise=precise, kernels=kernels or variant())
+        given = Settings(**{"ctx": 64, "parallel": 8} | settings)
+        opened.append((file, engine, Runner(definition, [target_of(engine)], given)))
+        return opened[-1][2]
+
+    yield loaded
+    for file, engine, runner in opened:
+        runner.close()
+        engine.close()
+        file.close()
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[str], dict[str, np.ndarray]]:
+    """The token ids and the results of an independent implementation, of a model."""
+
+    def read(name: str) -> dict[str, np.ndarray]:
+        with np.load(ORACLES / f"{name}.npz") as arrays:
+            return dict(arrays)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def oracles() -> Path:
+    return ORACLES
