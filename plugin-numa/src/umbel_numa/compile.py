@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -16,11 +16,11 @@ from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_numa.fuse import Fuser, Linear, Range, overlap
-from umbel_numa.library import STEP, TENSOR, operations
-from umbel_numa.memory import NativeWeight
+from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.operations import ATTRIBUTES
 from umbel_numa.operations.attention import attention, partial_bytes, rope_table
 from umbel_numa.operations.products import PRODUCTS, first_row
+from umbel_numa.weights import NativeWeight
 
 if TYPE_CHECKING:
     from umbel_numa.engine import Engine
@@ -48,10 +48,12 @@ def compile_split(graph: SplitGraph, engine: Engine) -> tuple[np.ndarray, np.nda
 class _Writer:
     graph: SplitGraph
     engine: Engine
-    steps: list[np.void] = attrs.field(factory=list)
-    tensors: list[np.void] = attrs.field(factory=list)
+    steps: list[tuple[Any, ...]] = attrs.field(factory=list)  # as STEP and TENSOR have them
+    tensors: list[tuple[Any, ...]] = attrs.field(factory=list)
     numbers: dict[tuple[Tensor, str], int] = attrs.field(factory=dict)
-    prepared: dict[tuple[Tensor | int, ...], Range] = attrs.field(factory=dict)
+    places: dict[Tensor, Range] = attrs.field(factory=dict)
+    matrices: dict[tuple[Tensor, str], int] = attrs.field(factory=dict)
+    prepared: dict[tuple[object, ...], Range] = attrs.field(factory=dict)
     turns: dict[tuple[object, ...], Range] = attrs.field(factory=dict)  # tables of rope
     partial: Range = (0, 0)  # what one attention leaves at a time
     ring: int = attrs.field(init=False)  # bytes for prepared activations, used in turn
@@ -83,30 +85,33 @@ class _Writer:
             self.tensors.append(self._tensor(t, use))
         return self.numbers[key]
 
-    def _tensor(self, t: Tensor, use: str) -> np.void:
-        raw = np.zeros(1, TENSOR)[0]
+    def _tensor(self, t: Tensor, use: str) -> tuple[Any, ...]:
         slot = self.graph.slots[t.storage]
         buffer, pad = slot.buffer, 4 - len(t.shape)
-        raw["n"] = (1,) * pad + t.shape
-        raw["type"], raw["axes"] = t.dtype.number, len(t.shape)
-        start, strides = buffer.handle + slot.offset + t.offset, t.strides
-        if isinstance(buffer, NativeWeight):
-            if use:
-                raw["weight"] = self._matrix(t, use)
-                start = 0 if raw["weight"] else buffer.rows() + t.offset
-            elif not t.dtype.numpy or t.dtype.numpy.itemsize != 4:
-                raw["type"], strides = 0, _of_floats(t)
-                start = buffer.values() + _float_offset(t)
+        kind, weight, strides = t.dtype.number, 0, t.strides
+        if not isinstance(buffer, NativeWeight):
+            start = buffer.handle + slot.offset + t.offset
+        elif use:
+            weight = self._matrix(t, use)
+            start = 0 if weight else buffer.rows() + t.offset
+        elif t.dtype.numpy and t.dtype.numpy.itemsize == 4:
+            start = buffer.handle + slot.offset + t.offset
+        else:
+            kind, strides = 0, _of_floats(t)
+            start = buffer.values() + _float_offset(t)
         outermost = t.shape[0] * strides[0] if t.shape else t.dtype.block_bytes
-        raw["s"], raw["data"] = (outermost,) * pad + strides, start
-        return raw
+        sizes, steps = (1,) * pad + t.shape, (outermost,) * pad + strides
+        return start, sizes, steps, kind, len(t.shape), weight
 
     def _matrix(self, w: Tensor, use: str) -> int:
         """The address of the packed form that a product or a gather reads; 0: of none."""
-        buffer = self.graph.slots[w.storage].buffer
-        if not isinstance(buffer, NativeWeight) or (use == "rows" and buffer.rows()):
-            return 0
-        return buffer.packed()
+        key = w.storage, use
+        if key not in self.matrices:
+            buffer = self.graph.slots[w.storage].buffer
+            self.matrices[key] = 0
+            if isinstance(buffer, NativeWeight) and not (use == "rows" and buffer.rows()):
+                self.matrices[key] = buffer.packed()
+        return self.matrices[key]
 
     def form(self, w: Tensor) -> int | None:
         """How a packed weight wants activations; None: it is none, or only a part of one."""
@@ -115,9 +120,12 @@ class _Writer:
 
     def place(self, t: Tensor) -> Range:
         """All that the tensor's storage covers: views of one storage count as one."""
-        slot = self.graph.slots[t.storage]
-        start = slot.buffer.handle + slot.offset
-        return start, start + max(t.storage.nbytes, 1)
+        storage = t.storage
+        if storage not in self.places:
+            slot = self.graph.slots[storage]
+            start = slot.buffer.handle + slot.offset
+            self.places[storage] = start, start + max(storage.nbytes, 1)
+        return self.places[storage]
 
     # steps
 
@@ -149,24 +157,20 @@ class _Writer:
     ) -> None:
         """Appends a step; it reads its inputs and writes `out`, where that is `plain`. The inputs
         `factors` are weights of products."""
-        step = np.zeros(1, STEP)[0]
-        step["op"] = operations()[name]
-        step["inputs"] = len(inputs)
-        step["out"] = -1 if out is None else self.number(out)
+        made = -1 if out is None else self.number(out)
         uses = [USES.get((name, i), "") for i in range(len(inputs))]
         for i in factors:
             uses[i] = "product"
-        step["in"][: len(inputs)] = list(map(self.number, inputs, uses))
-        step["i"][: len(numbers)] = numbers
-        step["f"][: len(values)] = values
+        read = tuple(map(self.number, inputs, uses))
         reads, writes = [*reads], [*writes]
         if plain:
             reads += [self.place(t) for t in inputs if not _constant(t)]
         if plain and out is not None:
             mutated = out.op.mutates if out.op else ()
             writes += [self.place(out), *(self.place(out.inputs[i]) for i in mutated)]
-        step["barrier"] = self._meet(reads, writes)
-        self.steps.append(step)
+        fields = _filled(read, INPUTS), 0, _filled(numbers, 8), _filled(values, 8)
+        meet = self._meet(reads, writes)
+        self.steps.append((operations()[name], meet, len(read), made, *fields))
 
     def _meet(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """Whether all threads have to meet first; keeps the books."""
@@ -278,6 +282,10 @@ class _Writer:
     def finish(self) -> tuple[np.ndarray, np.ndarray, int]:
         steps, tensors = np.array(self.steps, STEP), np.array(self.tensors, TENSOR)
         return steps, tensors, self.wdata
+
+
+def _filled(values: Sequence[float], n: int) -> tuple[float, ...]:
+    return (*values, *(0,) * (n - len(values)))
 
 
 def _of_floats(t: Tensor) -> tuple[int, ...]:

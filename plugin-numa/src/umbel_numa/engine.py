@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import attrs
 import numpy as np
@@ -27,6 +26,7 @@ class Engine:
     kernels: str = attrs.field(factory=variant)
     handle: int = 0
     table: int = 0
+    formats: dict[DType, Format] = attrs.field(factory=dict)
     programs: dict[int, Program] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -42,9 +42,9 @@ class Engine:
             raise DeviceError(msg, do="take fewer: --threads")
 
     def format(self, dtype: DType) -> Format:
-        found: Any = library().un_format_of(self.table, dtype.number)
-        form: Format = found.contents
-        return form
+        if dtype not in self.formats:
+            self.formats[dtype] = library().un_format_of(self.table, dtype.number).contents
+        return self.formats[dtype]
 
     def packs(self, dtype: DType) -> bool:
         """Whether weights of this type are packed for products. F16 and BF16 lose a little in
