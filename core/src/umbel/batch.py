@@ -25,32 +25,49 @@ def feeds(
     adapters: Callable[[Mix], np.ndarray],
 ) -> dict[str, np.ndarray]:
     """The inputs of these names, as the model's builder documents them."""
-    s, t, n = step.sequences, step.tokens, len(batch[0][1])
-    rows = np.arange(step.rows, dtype=np.int32)
-    positions = [range(len(past), len(past) + len(ids)) for past, ids in batch]
-    made = {
-        "tokens": _flat(s, t, [ids for _, ids in batch]),
-        "positions": _flat(s, t, positions),
-        "cells": _flat(s, t, [new.cells for new in taken]),
-        "state_in": _flat(s, 1, [[past.slot] for past, _ in batch]),
-        "state_out": _flat(s, 1, [[new.slot] for new in taken]),
-        "table": _table(step, batch, taken),
-        "out_ids": rows if step.rows >= step.n else rows * t + (n - 1),
+    s, t = step.sequences, step.tokens
+    made: dict[str, Callable[[], np.ndarray]] = {
+        "tokens": lambda: _flat(s, t, [ids for _, ids in batch]),
+        "positions": lambda: _flat(s, t, [_positions(*one) for one in batch]),
+        "cells": lambda: _flat(s, t, [new.cells for new in taken]),
+        "state_in": lambda: _flat(s, 1, [[past.slot] for past, _ in batch]),
+        "state_out": lambda: _flat(s, 1, [[new.slot] for new in taken]),
+        "table": lambda: _table(step, batch, taken),
+        "out_ids": lambda: _asked(step, len(batch[0][1])),
+        "adapters": lambda: _mixed(step, [adapters(past.adapters) for past, _ in batch]),
     }
-    if step.adapted:
-        columns = [adapters(sequence.adapters) for sequence, _ in batch]
-        padding = [np.zeros_like(columns[0])] * (s - len(batch))
-        made["adapters"] = np.repeat([*columns, *padding], t, axis=0)
-    for name in set(names) - made.keys():
-        window = int(name.partition(":")[2] or 0)
-        made[name] = _mask(step, batch, window, causal)
-    return made
+    given: dict[str, np.ndarray] = {}
+    for name in names:
+        kind, _, window = name.partition(":")
+        if kind in made:
+            given[name] = made[kind]()
+        else:
+            given[name] = _mask(step, batch, int(window or 0), causal)
+    return given
+
+
+def _positions(past: Seq, ids: list[int]) -> range:
+    return range(len(past), len(past) + len(ids))
+
+
+def _asked(step: StepShape, n: int) -> np.ndarray:
+    """All rows, or of each sequence the last of its `n` tokens."""
+    rows = np.arange(step.rows, dtype=np.int32)
+    return rows if step.rows >= step.n else rows * step.tokens + (n - 1)
+
+
+def _mixed(step: StepShape, columns: list[np.ndarray]) -> np.ndarray:
+    """What each row takes of the adapters."""
+    padding = [np.zeros_like(columns[0])] * (step.sequences - len(columns))
+    return np.repeat([*columns, *padding], step.tokens, axis=0)
 
 
 def _flat(
     sequences: int, tokens: int, rows: Sequence[Sequence[int] | np.ndarray]
 ) -> np.ndarray:
     """(sequences * tokens,) of int32; padding is 0."""
+    if sequences == 1 and len(rows[0]) == tokens:
+        return np.array(rows[0], np.int32)
     out = np.zeros((sequences, tokens), np.int32)
     for row, values in zip(out, rows, strict=False):
         row[: len(values)] = values
@@ -74,6 +91,10 @@ def _mask(step: StepShape, batch: Batch, window: int, causal: bool) -> np.ndarra
     own = step.kv_length - step.tokens
     for rows, (sequence, ids) in zip(out[:, 0], batch, strict=False):
         past = len(sequence)
+        if len(ids) == 1:  # all that is there, without looking at each
+            back = min(past, window - 1) if window else past
+            rows[0, own - back : own + 1] = 0
+            continue
         looked_at = np.arange(-past, len(ids))
         looking = np.arange(len(ids))[:, None]
         seen = (looked_at <= looking) | (not causal)

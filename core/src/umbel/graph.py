@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import attrs
@@ -34,6 +34,7 @@ class Role(enum.Enum):
     STATE = "state"  # lives on between steps: KV cache, recurrent state
     CONST = "const"  # known when the graph is built
     NODE = "node"  # computed
+    __hash__ = object.__hash__  # enum's own is written in Python
 
 
 @attrs.frozen
@@ -131,6 +132,14 @@ class Tensor:
         return f"<{self.label} {list(self.shape)} {self.dtype}>"
 
 
+def _key(
+    op: Operation, inputs: Iterable[Tensor], attributes: Mapping[str, Any], dtype: DType | None
+) -> Hashable:
+    """What is the same for equal subexpressions."""
+    return op, *map(id, inputs), frozenset(attributes.items()), dtype
+
+
+@lru_cache(1 << 12)
 def contiguous(shape: Shape, dtype: DType) -> tuple[int, ...]:
     """Strides in bytes of a tensor without gaps; the last is that of a block."""
     if not shape:
@@ -202,7 +211,7 @@ class Builder:
         if given != inputs[: len(given)]:
             msg = "only trailing inputs of an operation can be left out"
             raise GraphError(msg, got=inputs)
-        key = (op.name, *map(id, given), tuple(sorted(attributes.items())), stored_as)
+        key = _key(op, given, attributes, stored_as)
         known = self._known.get(key)
         if known is not None and not op.writes:
             return known
@@ -229,13 +238,23 @@ class Builder:
         self._known[key] = node
         return node
 
+    def keep(self, node: Tensor) -> Tensor:
+        """A node of another builder whose inputs are this one's, or what is its equal here."""
+        assert node.op is not None
+        key = _key(node.op, node.inputs, node.attrs, node.dtype)
+        known = node if node.op.writes else self._known.setdefault(key, node)
+        if known is node:
+            self.nodes.append(node)
+        return known
+
     def leaf(self, role: Role, name: str, shape: Shape, dtype: DType) -> Tensor:
         """An input, weight or state; asked for again by the same name, the same tensor."""
-        leaf = Tensor(shape, dtype, role, name)
-        known = self._known.setdefault((role, name), leaf)
-        if (known.shape, known.dtype) != (shape, dtype):
+        known = self._known.get((role, name))
+        if known is None:
+            known = self._known[role, name] = Tensor(shape, dtype, role, name)
+        elif (known.shape, known.dtype) != (shape, dtype):
             msg = f"{role.value} {name!r} is declared twice, differently"
-            raise GraphError(msg, expected=known, got=leaf)
+            raise GraphError(msg, expected=known, got=f"{list(shape)} {dtype}")
         return known
 
     def const(self, array: np.ndarray, name: str = "") -> Tensor:

@@ -14,6 +14,7 @@ from umbel.errors import DeviceError, OptionError
 from umbel.gguf import types
 from umbel.locate import find_model
 from umbel.model import Model
+from umbel.plan.memory import Progress
 from umbel.runner import Runner, Settings
 from umbel.text import Tokenizer, load_tokenizer
 
@@ -36,6 +37,7 @@ def load(
     check_tensors: bool = False,
     draft: str | os.PathLike[str] | None = None,
     draft_max: int = LONGEST,
+    progress: Progress | None = None,
 ) -> Model:
     """Opens a GGUF file and makes it ready to run.
 
@@ -60,6 +62,7 @@ def load(
     * `draft`: guesses the next tokens, which are checked in one step: "lookup" (from the text
       so far), or the file of a smaller model with the same vocabulary. No text changes.
     * `draft_max`: tokens of one draft at most.
+    * `progress`: is called with the bytes that are loaded and those of all weights.
 
     Raises `ModelFormatError`, `UnsupportedModelError`, `DeviceError`, `OptionError`. What is
     not as one would expect is told on the logger "umbel".
@@ -87,13 +90,14 @@ def load(
         if check_tensors:
             for name, info in file.tensors.items():
                 types.check(name, file.array(name), info.dtype, file.path)
-        runner = Runner(definition, devices, settings)
+        runner = Runner(definition, devices, settings, progress)
         try:
             for adapter in loras:
                 runner.adapters.put(adapter)
             loading.report(runner)
             more = {"options": options, "threads": threads, "strict": strict, "check": check}
-            proposer = _proposer(draft, tokenizer, runner, device=device, ubatch=ubatch, **more)
+            where: dict[str, Any] = {"device": device, "ubatch": ubatch, "progress": progress}
+            proposer = _proposer(draft, tokenizer, runner, **where, **more)
         except BaseException:
             runner.close()
             raise

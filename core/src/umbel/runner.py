@@ -21,6 +21,7 @@ from umbel.models import ModelDefinition, StateShape, StepShape
 from umbel.models.builder import LORA, AdapterShape, ModelGraph
 from umbel.plan import Arenas, Placer, Plan, States, Stop, Target, Weights, make
 from umbel.plan.emit import Placed
+from umbel.plan.memory import Progress
 from umbel.state import Cache, Mix, Taken
 from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
@@ -48,14 +49,20 @@ class Runner:
     """A model on its devices. One thread at a time may use it: the engine's, once it runs."""
 
     def __init__(
-        self, definition: ModelDefinition, targets: Sequence[Target], settings: Settings
+        self,
+        definition: ModelDefinition,
+        targets: Sequence[Target],
+        settings: Settings,
+        progress: Progress | None = None,
     ) -> None:
         self.definition = definition
         self.targets = list(targets)
         self.settings = settings
+        self.progress = progress
         self.stop = Stop()  # while it is asked for, steps are refused
         self._placer = Placer(self.targets, definition.ops)
         self._plans: OrderedDict[StepShape, Plan] = OrderedDict()
+        self._drawn: dict[StepShape, Graph] = {}  # at load, until there is a plan
         infos = [t.info for t in targets]
         self.buckets = next((i.token_buckets for i in infos if i.token_buckets), ())
         self.lengths = next((i.length_buckets for i in infos if i.length_buckets), ())
@@ -81,7 +88,7 @@ class Runner:
     # set-up
 
     def _make_memory(self) -> None:
-        self.weights = Weights(self.definition.file)
+        self.weights = Weights(self.definition.file, self.progress)
         self.arenas = Arenas(self._forget_plans)
         self.states = States()
         self.adapters = Adapters(self.settings.adapters, self.states)
@@ -94,7 +101,8 @@ class Runner:
         self._check_memory(states, homes)
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
-        self._plans[self.usual[-1]] = self.make(models[-1].graph)
+        self._drawn = {step: m.graph for step, m in zip(self.usual, models, strict=True)}
+        self.plan(self.usual[-1])
         kinds = {name.partition(".")[0] for name in states if not name.startswith(LORA)}
         cells = self.state_shape.cells if "k_cache" in kinds else 0
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
@@ -139,8 +147,9 @@ class Runner:
     def plan(self, shape: StepShape) -> Plan:
         """What runs steps of this (padded) shape; made at the first of them."""
         if shape not in self._plans:
-            plan = self.make(self.definition.graph(shape, self.state_shape).graph)
-            self._plans[shape] = plan
+            drawn = self._drawn.pop(shape, None)
+            graph = drawn or self.definition.graph(shape, self.state_shape).graph
+            self._plans[shape] = self.make(graph)
             while len(self._plans) > PLANS:
                 self._plans.popitem(last=False)[1].forget()
         self._plans.move_to_end(shape)
@@ -184,9 +193,7 @@ class Runner:
         if self.encodes:
             length = tokens
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
-        return attrs.evolve(
-            shape, tokens=tokens, sequences=sequences, kv_length=length, rows=rows
-        )
+        return StepShape(tokens, sequences, length, rows, shape.adapted, shape.hidden)
 
     # steps
 
@@ -273,9 +280,8 @@ class Runner:
         try:
             for sequence, ids in batch:
                 taken.append(self.cache.begin(sequence, len(ids)))
-            names = [t.name for t, _ in plan.inputs]
             columns = self.adapters.columns
-            arrays = feeds(names, shape, batch, taken, not self.encodes, columns)
+            arrays = feeds(plan.names, shape, batch, taken, not self.encodes, columns)
             logits = plan.run(arrays, self.stop)[0]
         except BaseException:
             for places in taken:

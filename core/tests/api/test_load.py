@@ -451,3 +451,15 @@ def test_the_import_is_cheap():
         assert not {"gguf", "jinja2", "umbel.host"} & set(sys.modules), set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress(load):
+    """Told after each weight, up to the bytes of all."""
+    told = []
+    model = load("llama", progress=lambda *sizes: told.append(sizes))
+    tensors = model.runner.definition.file.tensors
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    done = [done for done, _ in told]
+    assert len(told) == len(tensors)
+    assert done == sorted(done)
+    assert told[0] != told[-1] == (total, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
 import sys
@@ -33,6 +34,24 @@ def test_no_progress_elsewhere(monkeypatch):
     common.say_progress("loading x.gguf")
 
     assert pipe.getvalue() == ""
+
+
+@pytest.mark.parametrize(("seconds", "bars"), [(0.9, 0), (1.1, 1)])
+def test_bar(monkeypatch, seconds, bars):
+    """Loading that takes over a second shows how far it is."""
+    shown, now = [], iter([0.0, seconds])
+
+    @contextlib.contextmanager
+    def live():
+        yield shown.append
+
+    monkeypatch.setattr(common, "live", live)
+    monkeypatch.setattr(common.time, "monotonic", lambda: next(now))
+
+    with common.bar() as progress:
+        progress(1 << 20, 3 << 20)
+
+    assert shown == [f"[{'#' * 10}{' ' * 20}] 1.0 MiB of 3.0 MiB"] * bars
 
 
 class Answer:

@@ -301,3 +301,26 @@ def test_unsupported_lists_all(w, save):
     ]
     file = umbel.gguf.open(save(w.file([arch(w)], tensors, bytes(480))))
     assert file.unsupported == [("a", 15), ("c", 41), ("d", 999), ("e", 9)]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b"a" * n for n in (1, 127, 128, 255)],
+        [
+            b"\xe6",
+            b"a" * 0xAD,
+            b"\xad",
+            b"b" * 0xAD,
+        ],  # lengths that look like parts of characters
+        [b"a", b"b" * 256, b"c" * 257, b"d"],
+        [b"a\0", b"\0b", bytes(7), bytes(20), b"c"],
+        [b"a", b"", b"", b"b", b""],
+        [b"\0" + b"a" * 256, b"b"],
+    ],
+)
+def test_strings_of_all_lengths(w, save, pieces):
+    """Arrays of strings read the same by the quick way for short ones and by the other."""
+    value = umbel.gguf.open(save(w.file([w.pair("k", "[str]", pieces)]))).metadata["k"]
+    assert value == [piece.decode("utf-8", "surrogateescape") for piece in pieces]

@@ -10,7 +10,7 @@ from umbel.host import memory as machine_memory
 
 from umbel_numa import tuned
 from umbel_numa.engine import Engine
-from umbel_numa.library import library
+from umbel_numa.library import library as load_library
 from umbel_numa.memory import NativeMemory
 from umbel_numa.options import OPTIONS
 from umbel_numa.placement import balancing, placement
@@ -27,7 +27,7 @@ _open: dict[str, tuple[Engine, NativeMemory]] = {}
 
 @hookimpl
 def devices() -> Sequence[Device]:
-    library()  # without it there is no device
+    load_library()  # without it there is no device
     return [DEVICE]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -18,7 +18,7 @@ from umbel.hookspecs import SplitGraph
 
 from umbel_numa.fuse import Fuser, Linear, Range, overlap
 from umbel_numa.heads import Head, deal, dealt, head_of, heads_of
-from umbel_numa.library import STEP, TENSOR, operations
+from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.operations import ATTRIBUTES
 from umbel_numa.operations.attention import attention, partial_bytes, rope_table
 from umbel_numa.operations.products import PRODUCTS, first_row
@@ -54,10 +54,12 @@ class _Writer:
     graph: SplitGraph
     engine: Engine
     threads: int  # that take part
-    steps: list[np.void] = attrs.field(factory=list)
-    tensors: list[np.void] = attrs.field(factory=list)
+    steps: list[tuple[Any, ...]] = attrs.field(factory=list)  # as STEP has them
+    tensors: list[tuple[Any, ...] | np.void] = attrs.field(factory=list)  # as TENSOR has them
     names: list[str] = attrs.field(factory=list)  # of the steps' operations
     numbers: dict[tuple[Tensor, str | Head], int] = attrs.field(factory=dict)
+    places: dict[Tensor, Range] = attrs.field(factory=dict)
+    matrices: dict[tuple[Tensor, str], int] = attrs.field(factory=dict)
     prepared: dict[tuple[object, ...], Range] = attrs.field(factory=dict)
     turns: dict[tuple[object, ...], Range] = attrs.field(factory=dict)  # tables of rope
     partial: Range = (0, 0)  # what one attention leaves at a time
@@ -90,32 +92,36 @@ class _Writer:
             self.tensors.append(self._tensor(t, use))
         return self.numbers[key]
 
-    def _tensor(self, t: Tensor, use: str | Head) -> np.void:
-        raw = np.zeros(1, TENSOR)[0]
+    def _tensor(self, t: Tensor, use: str | Head) -> tuple[Any, ...] | np.void:
         slot = self.graph.slots[t.storage]
         buffer, pad = slot.buffer, 4 - len(t.shape)
-        raw["n"] = (1,) * pad + t.shape
-        raw["type"], raw["axes"] = t.dtype.number, len(t.shape)
-        start, strides = buffer.handle + slot.offset + t.offset, t.strides
-        if isinstance(buffer, NativeWeight):
-            if use and isinstance(use, str):
-                raw["weight"] = self._matrix(t, use)
-                start = 0 if raw["weight"] else buffer.rows() + t.offset
-            elif not t.dtype.numpy or t.dtype.numpy.itemsize != 4:
-                raw["type"], strides = 0, _of_floats(t)
-                start = buffer.values() + _float_offset(t)
+        kind, weight, strides = t.dtype.number, 0, t.strides
+        if not isinstance(buffer, NativeWeight):
+            start = buffer.handle + slot.offset + t.offset
+        elif use and isinstance(use, str):
+            weight = self._matrix(t, use)
+            start = 0 if weight else buffer.rows() + t.offset
+        elif t.dtype.numpy and t.dtype.numpy.itemsize == 4:
+            start = buffer.handle + slot.offset + t.offset
+        else:
+            kind, strides = 0, _of_floats(t)
+            start = buffer.values() + _float_offset(t)
         outermost = t.shape[0] * strides[0] if t.shape else t.dtype.block_bytes
-        raw["s"], raw["data"] = (outermost,) * pad + strides, start
+        sizes, steps = (1,) * pad + t.shape, (outermost,) * pad + strides
+        fields = start, sizes, steps, kind, len(t.shape), weight
         if isinstance(use, Head):
-            return head_of(raw, t, buffer, use)
-        return heads_of(raw, t, buffer) if dealt(buffer) else raw
+            return head_of(np.array([fields], TENSOR)[0], t, buffer, use)
+        return heads_of(np.array([fields], TENSOR)[0], t, buffer) if dealt(buffer) else fields
 
     def _matrix(self, w: Tensor, use: str) -> int:
         """The address of the packed form that a product or a gather reads; 0: of none."""
-        buffer = self.graph.slots[w.storage].buffer
-        if not isinstance(buffer, NativeWeight) or (use == "rows" and buffer.rows()):
-            return 0
-        return buffer.packed()
+        key = w.storage, use
+        if key not in self.matrices:
+            buffer = self.graph.slots[w.storage].buffer
+            self.matrices[key] = 0
+            if isinstance(buffer, NativeWeight) and not (use == "rows" and buffer.rows()):
+                self.matrices[key] = buffer.packed()
+        return self.matrices[key]
 
     def form(self, w: Tensor) -> int | None:
         """How a packed weight wants activations; None: it is none, or only a part of one."""
@@ -124,9 +130,12 @@ class _Writer:
 
     def place(self, t: Tensor) -> Range:
         """All that the tensor's storage covers: views of one storage count as one."""
-        slot = self.graph.slots[t.storage]
-        start = slot.buffer.handle + slot.offset
-        return start, start + max(t.storage.nbytes, 1)
+        storage = t.storage
+        if storage not in self.places:
+            slot = self.graph.slots[storage]
+            start = slot.buffer.handle + slot.offset
+            self.places[storage] = start, start + max(storage.nbytes, 1)
+        return self.places[storage]
 
     # steps
 
@@ -162,26 +171,22 @@ class _Writer:
     ) -> None:
         """Appends a step; it reads its inputs and writes `out`, where that is `plain`. Inputs
         `factors` are weights of products. Of floats what belongs to `head` is touched."""
-        step = np.zeros(1, STEP)[0]
-        step["op"] = operations()[name]
-        step["inputs"] = len(inputs)
-        step["out"] = -1 if out is None else self.number(out, head or "")
+        made = -1 if out is None else self.number(out, head or "")
         uses: list[str | Head] = [USES.get((name, i), "") for i in range(len(inputs))]
         if head:
             uses = ["" if t.dtype is I32 else head for t in inputs]
         for i in factors:
             uses[i] = "product"
-        step["in"][: len(inputs)] = list(map(self.number, inputs, uses))
-        step["i"][: len(numbers)] = numbers
-        step["f"][: len(values)] = values
+        read = tuple(map(self.number, inputs, uses))
         reads, writes = [*reads], [*writes]
         if plain:
             reads += [self.place(t) for t in inputs if not _constant(t)]
         if plain and out is not None:
             mutated = out.op.mutates if out.op else ()
             writes += [self.place(out), *(self.place(out.inputs[i]) for i in mutated)]
-        step["barrier"] = self._meet(reads, writes)
-        self.steps.append(step)
+        fields = _filled(read, INPUTS), 0, _filled(numbers, 8), _filled(values, 8)
+        meet = self._meet(reads, writes)
+        self.steps.append((operations()[name], meet, len(read), made, *fields))
         self.names.append(name)
 
     def _meet(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
@@ -309,6 +314,10 @@ class _Writer:
         factors = tuple(b for b in buffers if isinstance(b, NativeWeight))
         names = tuple(self.names)
         return Compiled(self.graph, steps, names, tensors, self.wdata, self.threads, factors)
+
+
+def _filled(values: Sequence[float], n: int) -> tuple[float, ...]:
+    return (*values, *(0,) * (n - len(values)))
 
 
 def _of_floats(t: Tensor) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ class Engine:
     binder: Binder = attrs.field(factory=Binder)
     met: int = 0  # bytes of the model that was stored last
     copies: bool | None = None  # each node has one of all weights; None: not decided
+    formats: dict[DType, Format] = attrs.field(factory=dict)
     programs: dict[int, Program] = attrs.field(factory=dict)
     weights: weakref.WeakSet[NativeWeight] = attrs.field(factory=weakref.WeakSet)
 
@@ -64,9 +65,9 @@ class Engine:
             raise DeviceError(msg, do="take fewer: --threads")
 
     def format(self, dtype: DType) -> Format:
-        found: Any = library().un_format_of(self.table, dtype.number)
-        form: Format = found.contents
-        return form
+        if dtype not in self.formats:
+            self.formats[dtype] = library().un_format_of(self.table, dtype.number).contents
+        return self.formats[dtype]
 
     def packs(self, dtype: DType) -> bool:
         """Whether weights of this type are packed for products. F16 and BF16 lose a little in

@@ -80,6 +80,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "un_run": (c_int, c_void_p, c_void_p, c_int),
     "un_cancel": (None, c_void_p, c_int),
     "un_pack": (c_int, c_void_p, c_void_p, c_void_p, c_int64),
+    "un_pages_drop": (c_int, c_void_p, c_int64),
     "un_set_table": (None, c_int, c_void_p),
     "un_unpack_row": (None, c_void_p, c_int64, c_void_p),
     "un_pages_size": (c_int64,),

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
     from umbel_numa.engine import Engine
 
 
+_SMALL = 1 << 16  # bytes; who reads so few of a mapped file may get megabytes around them
+
+
 @attrs.define(eq=False)
 class NativeBuffer:
     """Plain memory."""
 
     memory: np.ndarray  # uint8
+    handle: int = attrs.field(init=False)  # its address
+
+    @handle.default
+    def _address(self) -> int:
+        return int(self.memory.ctypes.data)
 
     @property
     def nbytes(self) -> int:
         return int(self.memory.nbytes)
-
-    @property
-    def handle(self) -> int:
-        return int(self.memory.ctypes.data)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         return np.array(self.memory[offset : offset + nbytes])
@@ -86,8 +90,9 @@ class NativeMemory:
         return NativeBuffer(memory)
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
-        weight = NativeWeight(tensor, np.ascontiguousarray(array), self.engine)
-        if (file := file_of(weight.raw)) is not None:
+        raw = np.array(array) if array.nbytes < _SMALL else np.ascontiguousarray(array)
+        weight = NativeWeight(tensor, raw, self.engine)
+        if (file := file_of(array)) is not None:
             self.engine.meet(len(file))
         self.engine.weights.add(weight)
         table = tensor.name in self.tables - self.factors and tensor.dtype in READABLE

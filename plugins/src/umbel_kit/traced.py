@@ -64,10 +64,8 @@ def steps(runner: Runner, ids: Sequence[int]) -> list[Step]:
 def _step(runner: Runner, sequence: Seq, piece: list[int], shape: StepShape) -> Step:
     plan = runner.plan(shape)
     taken = runner.cache.begin(sequence, len(piece))
-    names = [t.name for t, _ in plan.inputs] + [ids.name for _, _, ids in plan.row_writes]
-    given = feeds(
-        names, shape, [(sequence, piece)], [taken], not runner.encodes, runner.adapters.columns
-    )
+    batch, columns = [(sequence, piece)], runner.adapters.columns
+    given = feeds(plan.names, shape, batch, [taken], not runner.encodes, columns)
     past = len(sequence)
     runner.cache.commit(sequence, piece, taken)
     title = f"{len(piece)} token{'s' * (len(piece) != 1)} after {past}"

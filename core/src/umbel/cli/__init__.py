@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def parser() -> tuple[Parser, Any]:
-    """The parser of all that is built in, and its sub-parsers (argparse hides their type)."""
+def parser(names: Sequence[str] = COMMANDS) -> tuple[Parser, Any]:
+    """The parser of these commands, and its sub-parsers (argparse hides their type)."""
     made = Parser(
         prog="umbel",
         description="Runs language models in GGUF files on whatever hardware is here.",
@@ -70,7 +70,7 @@ def parser() -> tuple[Parser, Any]:
     )
     made.add_argument("--version", action="version", version=f"umbel {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for name in COMMANDS:
+    for name in names:
         module = import_module(f"umbel.cli.{name}")
         text = module.run.__doc__ or ""
         summary = text.partition("\n")[0].rstrip(".")
@@ -82,8 +82,8 @@ def parser() -> tuple[Parser, Any]:
 
 
 def _exit_code(words: list[str]) -> int:
-    made, commands = parser()
     first = words[0] if words else "--help"
+    made, commands = parser([first] if first in COMMANDS else COMMANDS)
     try:
         if first in commands.choices:
             # Options may stand between MODEL and TEXT, which plain `parse_args` cannot read.

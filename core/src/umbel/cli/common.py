@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -240,7 +241,13 @@ def load(args: argparse.Namespace, **more: Any) -> umbel.Model:
     say_progress(f"loading {path.name}")
     settings = _arguments_of(umbel.load, vars(args) | more)
     settings["adapters"] = dict(settings.get("adapters") or ())
-    return umbel.load(path, options=options, **settings)
+    gc.disable()  # nothing of what a model is made of goes again, nor is worth a look later
+    try:
+        with bar() as progress:
+            return umbel.load(path, options=options, progress=progress, **settings)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # writing
@@ -280,6 +287,20 @@ def live() -> Iterator[Callable[[str], None]]:
     finally:
         if shown:
             write("")
+
+
+@contextlib.contextmanager
+def bar() -> Iterator[Callable[[int, int], None]]:
+    """Shows a terminal how much is loaded, once that takes over a second."""
+    began = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        if time.monotonic() - began > 1:
+            line = "#" * (30 * done // max(total, 1))
+            show(f"[{line:30}] {mib(done)} of {mib(total)}")
+
+    with live() as show:
+        yield progress
 
 
 def stream(answer: umbel.Generation) -> None:

@@ -273,7 +273,29 @@ def _take_strings(cursor: Cursor, count: int) -> bytes:
     return cursor.take(end - cursor.pos)
 
 
+def _decode_short(raw: bytes) -> list[Value] | None:
+    """The strings, decoded together in a third of the time, where all have 1 to 255 bytes and
+    none of these is zero, as in most vocabularies.
+
+    Then seven zeros, the high bytes of a length, stand between any two, and before those the
+    low byte of that length.
+    """
+    data = np.frombuffer(bytearray(raw), np.uint8)
+    zeros = np.flatnonzero(data == 0)
+    starts = zeros[::7] - 1  # of the lengths
+    ends = starts + 8 + data[starts]  # of the strings
+    adjacent = np.array_equal(np.append(0, ends), np.append(starts, len(raw)))
+    if not adjacent or not np.array_equal(zeros[6::7], starts + 7):
+        return None
+    data[starts] = 1  # no part of a character
+    text = str(data.data, "utf-8", "surrogateescape") + "\1"
+    return [part[:-1] for part in text.split("\0" * 7)[1:]]
+
+
 def _decode_strings(raw: bytes) -> list[Value]:
+    short = _decode_short(raw)
+    if short is not None:
+        return short
     pos = 0
     strings: list[Value] = []
     while pos < len(raw):

@@ -19,9 +19,12 @@ from attrs.converters import optional
 from umbel.errors import DeviceError, GraphError, ModelFormatError, UnsupportedModelError
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class DType:
-    """How the numbers of a tensor are stored: `block` values share `block_bytes` bytes."""
+    """How the numbers of a tensor are stored: `block` values share `block_bytes` bytes.
+
+    There is one object for each type, so that they are compared and hashed quickly.
+    """
 
     name: str
     number: int

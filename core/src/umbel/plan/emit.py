@@ -6,7 +6,7 @@ of the rows of large matrices.
 """
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -50,6 +50,7 @@ class _Emitter:
         self.homes = placer.homes([graph], homes)
         self.chosen = placer.choose(graph, self.homes)
         self.builder = Builder(placer.ops)
+        self.sharers = _sharers(placer.targets)
         self.placed: dict[Tensor, Placed] = {}
         self.row_writes: list[RowWrite] = []
         self.values: dict[Tensor, Tensor] = {}  # of the model's nodes and their pieces
@@ -81,8 +82,8 @@ class _Emitter:
         return made
 
     def _node(self, node: Tensor, target: Target) -> None:
-        parts = _shares(node, self.placer) if target is self.placer.targets[0] else []
-        if parts:
+        shared = self.sharers and target is self.sharers[0]
+        if shared and (parts := _shares(node, self.placer, self.sharers)):
             self._by_rows(node, parts)
         elif form := self.placer.judge(node, target).form:
             self._in_pieces(node, target, form)
@@ -114,16 +115,23 @@ class _Emitter:
 
     def _as_it_is(self, node: Tensor, target: Target) -> None:
         assert node.op is not None
-        inputs = [self.local(t, target) for t in node.inputs]
-        stored = local_dtype(node, target)
-        named = {"name": node.name or self.origin, "stored_as": stored, **node.attrs}
-        self.values[node] = self._apply(node.op.name, target, self.reason, *inputs, **named)
+        inputs = tuple(self.local(t, target) for t in node.inputs)
+        stored, name = local_dtype(node, target), node.name or self.origin
+        if inputs == node.inputs and stored is node.dtype and name == node.label:
+            made = self._note(self.builder.keep(node), target, self.reason)
+        else:
+            named = {"name": name, "stored_as": stored, **node.attrs}
+            made = self._apply(node.op.name, target, self.reason, *inputs, **named)
+        self.values[node] = made
 
     def _apply(
         self, op: str, target: Target, reason: str, *inputs: Tensor, **attributes: Any
     ) -> Tensor:
         """The result of an operation; noted as placed unless it was there before."""
         made = self.builder.apply(self.placer.ops[op], *inputs, **attributes)
+        return self._note(made, target, reason)
+
+    def _note(self, made: Tensor, target: Target, reason: str) -> Tensor:
         self.placed.setdefault(made, Placed(made, target, self.origin, reason, self.ahead))
         return made
 
@@ -135,8 +143,9 @@ class _Emitter:
         elif t.op is None:
             made = self._leaf(t, dtype)
         else:
-            source = self.local(t.inputs[0], target)
-            made = self.builder.apply(t.op, source, name=t.name, **t.attrs)
+            source, build = self.local(t.inputs[0], target), self.builder
+            same = source is t.inputs[0]
+            made = build.keep(t) if same else build.apply(t.op, source, name=t.name, **t.attrs)
         if made.dtype is dtype:
             return made
         # casts are the host's work: it computes in every dtype
@@ -145,20 +154,27 @@ class _Emitter:
 
     def _leaf(self, t: Tensor, dtype: DType) -> Tensor:
         """The leaf itself, or what its memory holds on a device that wants another dtype."""
-        data = t.data
-        if data is not None and dtype is not t.dtype:
-            data = quantise(data, dtype)
-        local = attrs.evolve(t, dtype=dtype, strides=(), data=data)
+        local = t
+        if dtype is not t.dtype:
+            data = None if t.data is None else quantise(t.data, dtype)
+            local = attrs.evolve(t, dtype=dtype, strides=(), data=data)
         return self._leaves.setdefault((t.role, dtype, local.content), local)
 
 
-def _shares(node: Tensor, placer: Placer) -> list[tuple[Target, Tensor]]:
+def _sharers(targets: Sequence[Target]) -> list[Target]:
+    """The devices of one backend that were named first, if they are several."""
+    backend = targets[0].device.backend
+    together = itertools.takewhile(lambda t: t.device.backend == backend, targets[:-1])
+    return found if len(found := list(together)) > 1 else []
+
+
+def _shares(
+    node: Tensor, placer: Placer, targets: Sequence[Target]
+) -> list[tuple[Target, Tensor]]:
     """The parts of a matrix product and who computes them; none where it stays whole."""
-    backend = placer.targets[0].device.backend
-    together = itertools.takewhile(lambda t: t.device.backend == backend, placer.targets[:-1])
-    targets, w = list(together), node.inputs[0]
+    w = node.inputs[0]
     large = w.role is Role.WEIGHT and len(w.shape) == 2 and w.size >= LEAST
-    if len(targets) < 2 or not large or node.op is not placer.ops["mul_mat"]:
+    if not large or node.op is not placer.ops["mul_mat"]:
         return []
     cuts = [w.shape[0] * i // len(targets) for i in range(len(targets) + 1)]
     parts = [_part(node, *span) for span in itertools.pairwise(cuts)]

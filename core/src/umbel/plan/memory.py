@@ -27,30 +27,47 @@ class Target:
     buffer_type: BufferType
     hooks: Any  # as of `hookspecs`, called by position
     lock: threading.RLock = attrs.field(factory=threading.RLock)  # whoever computes holds it
+    name: str = attrs.field(init=False)
+    compute_dtype: DType = attrs.field(init=False)
+    _accepted: dict[Any, DType] = attrs.field(factory=dict, init=False)
 
-    @property
-    def name(self) -> str:
+    @name.default
+    def _name(self) -> str:
         return self.device.name
 
-    @property
-    def compute_dtype(self) -> DType:
+    @compute_dtype.default
+    def _compute_dtype(self) -> DType:
         return BY_NAME[self.info.compute_dtype]
+
+    def accepts(self, weight: Tensor) -> DType:
+        """The dtype in which the device holds this weight."""
+        key = weight.name, weight.dtype, weight.shape
+        if key not in self._accepted:
+            self._accepted[key] = self.buffer_type.accepts(weight)
+        return self._accepted[key]
 
     def reads(self, other: Target) -> bool:
         """Whether this device can use the memory of the other without a copy."""
+        if other is self:
+            return True
         kind = other.buffer_type
         shared = kind.is_host and self.device.reads_host
-        return other is self or shared or kind.readable_by(self.device)
+        return shared or kind.readable_by(self.device)
+
+
+Progress = Callable[[int, int], None]  # bytes of the file that are loaded, and of all weights
 
 
 class Weights:
     """Loads each weight of a file once for each device that uses it; constants likewise.
 
-    `converted` says what a device made of them.
+    `converted` says what a device made of them; `progress` is told after each weight.
     """
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, progress: Progress | None = None) -> None:
         self.file = file
+        self.progress = progress
+        self.loaded, self.total = 0, sum(t.nbytes for t in file.tensors.values())
         # device -> "q4_k to f16" -> tensors
         self.converted: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.used: set[str] = set()
@@ -60,8 +77,11 @@ class Weights:
         """The memory of a weight or constant on `target`, filled at the first call."""
         key = (target.name, tensor.content)
         if key not in self._slots:
-            source = self._source(tensor, target)
-            self._slots[key] = Slot(target.buffer_type.store(*source))
+            source, array = self._source(tensor, target)
+            self._slots[key] = Slot(target.buffer_type.store(source, array))
+            if self.progress and tensor.data is None:
+                self.loaded += array.nbytes
+                self.progress(self.loaded, max(self.loaded, self.total))
         return self._slots[key]
 
     def _source(self, tensor: Tensor, target: Target) -> tuple[Tensor, np.ndarray]:

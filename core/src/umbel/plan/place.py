@@ -20,6 +20,7 @@ from umbel.plan.memory import Target
 
 Choice = tuple[Target, str]  # where a node goes, and why not to the first that would take it
 FLOATS = (F32, F16, BF16)
+FIXED = (Role.WEIGHT, Role.CONST)
 FORMS = {"decompose": "decomposed", "rows_form": "the plan writes its rows"}
 ISLAND = 8  # nodes at most in a stretch that is absorbed
 
@@ -39,6 +40,7 @@ class Placer:
         self.targets = list(targets)
         self.ops = ops
         self._verdicts: dict[Any, Verdict] = {}
+        self._judged = weakref.WeakKeyDictionary[Tensor, dict[Any, Verdict]]()
         self._at_once: weakref.WeakSet[Tensor] = weakref.WeakSet()  # no writes after the step
         self._ahead: weakref.WeakSet[Tensor] = weakref.WeakSet()  # pieces without activations
 
@@ -46,11 +48,19 @@ class Placer:
 
     def judge(self, node: Tensor, target: Target) -> Verdict:
         """Whether and how `target` computes `node`."""
-        later = node not in self._at_once
+        assert node.op is not None
+        later = node.op.rows_form is not None and node not in self._at_once
+        known = self._judged.setdefault(node, {})
+        if (target, later) not in known:
+            known[target, later] = self._judge_like(node, target, later)
+        return known[target, later]
+
+    def _judge_like(self, node: Tensor, target: Target, later: bool) -> Verdict:
+        """The verdict on all nodes that are like this one."""
         seen = (node, *node.inputs)
-        dtypes = tuple((t.dtype, local_dtype(t, target)) for t in seen)
-        kinds = tuple((t.shape, t.strides, t.role, *self._origin(t.storage)) for t in seen)
-        key = (target.name, later, node.op, tuple(sorted(node.attrs.items())), dtypes, kinds)
+        dtypes = [(t.dtype, local_dtype(t, target)) for t in seen]
+        kinds = [(t.shape, t.strides, t.role, *self._origin(t.storage)) for t in seen]
+        key = (target, later, node.op, frozenset(node.attrs.items()), *dtypes, *kinds)
         if key not in self._verdicts:
             self._verdicts[key] = self._ask(node, target, later)
         return self._verdicts[key]
@@ -86,9 +96,10 @@ class Placer:
 
     def _origin(self, storage: Tensor) -> tuple[Role, bool]:
         """What a storage is, and whether it is known before the step, in full precision."""
-        role, whole = storage.role, storage.dtype is I32
-        known = storage in self._ahead or role in (Role.WEIGHT, Role.CONST)
-        return role, known or (role is Role.INPUT and whole)
+        role = storage.role
+        if role is Role.NODE:
+            return role, storage in self._ahead
+        return role, role in FIXED or (role is Role.INPUT and storage.dtype is I32)
 
     def place_of(self, piece: Tensor, target: Target) -> Target | None:
         """Who computes a piece of what `target` takes: if not that, for what follows from
@@ -147,9 +158,10 @@ class Placer:
         """Where each state lives: the first device that runs all its users in all graphs."""
         homes = dict(known or {})
         for names, nodes in self._users(graphs):
-            fit = (t for t in self.targets if all(self._can(node, t) for node in nodes))
-            home = next(fit, self.targets[-1])
-            homes = dict.fromkeys(names, home) | homes
+            if not names <= homes.keys():
+                fit = (t for t in self.targets if all(self._can(node, t) for node in nodes))
+                home = next(fit, self.targets[-1])
+                homes = dict.fromkeys(names, home) | homes
         return homes
 
     def _users(self, graphs: Iterable[Graph]) -> list[tuple[set[str], list[Tensor]]]:
@@ -220,7 +232,7 @@ def local_dtype(t: Tensor, target: Target) -> DType:
     """The dtype that `t` has in the memory of `target`."""
     role = t.storage.role
     if role is Role.WEIGHT:
-        return target.buffer_type.accepts(t.storage)
+        return target.accepts(t.storage)
     if role is Role.STATE or t.dtype not in FLOATS:
         return t.dtype
     return target.compute_dtype

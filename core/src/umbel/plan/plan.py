@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from umbel.errors import CancelledError, DeviceError, GraphError, UmbelError
-from umbel.gguf.types import dequantise
+from umbel.gguf.types import F32, dequantise
 from umbel.graph import Graph, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
 from umbel.plan.allocate import Key, Layout, allocate
@@ -86,10 +86,17 @@ class Plan:
     outputs: tuple[Located, ...]
     row_writes: tuple[tuple[Located, Located, Tensor], ...]  # (state, new rows, row numbers)
     check: bool
+    names: frozenset[str] = attrs.field(init=False)  # of the arrays that a step is given
+    # in the order in which their locks are taken, by whichever plan
+    targets: list[Target] = attrs.field(init=False)
 
-    @property
-    def targets(self) -> list[Target]:
-        """In the order in which their locks are taken, by whichever plan."""
+    @names.default
+    def _names(self) -> frozenset[str]:
+        rows = [ids for _, _, ids in self.row_writes]
+        return frozenset(t.name for t in (*(t for t, _ in self.inputs), *rows))
+
+    @targets.default
+    def _targets(self) -> list[Target]:
         return sorted({s.target for s in self.steps}, key=lambda t: t.name)
 
     def run(
@@ -227,7 +234,8 @@ class _Binder:
             waits = tuple(t for t in working if t in sources or _meet(t, target))
             working = [t for t in working if t not in (*waits, target)] + [target]
             copies = tuple((self.made(t), self.slot(target, t), t.nbytes) for t in copied)
-            slots = {t: self.slot(target, t) for t in itertools.chain(*split.storages())}
+            storages = dict.fromkeys(itertools.chain(*split.storages()))
+            slots = {t: self.slot(target, t) for t in storages}
             graph = SplitGraph(next(_uids), split.nodes, split.inputs, split.outputs, slots)
             yield Step(target, graph, copies, waits)
 
@@ -259,4 +267,5 @@ def _read(t: Tensor, slot: Slot) -> np.ndarray:
     """A copy of the values of a contiguous tensor; floats as float32."""
     raw = slot.buffer.read(slot.offset + t.offset, t.nbytes)
     values = raw if t.dtype.numpy is None else raw.view(t.dtype.numpy)
-    return (dequantise(values, t.dtype) if t.dtype in FLOATS else values).reshape(t.shape)
+    narrow = t.dtype in FLOATS and t.dtype is not F32
+    return (dequantise(values, t.dtype) if narrow else values).reshape(t.shape)

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 Array = np.ndarray
-_BLOCK = 64  # scores that are looked at together
+_BLOCK = 64  # scores in a group of which only the best is looked at first
 
 
 def log_softmax(scores: Array) -> Array:
@@ -27,8 +27,8 @@ def log_softmax(scores: Array) -> Array:
 def top_k(scores: Array, k: int) -> Array:
     """The k best."""
     k, blocks = min(k, len(scores)), len(scores) // _BLOCK
-    if k < blocks:  # of k blocks the best are candidates: what is below all of them is not
-        highest = scores[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+    if k < blocks:  # of k groups the best are candidates: what is below all of them is not
+        highest = scores[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
         likely = np.flatnonzero(scores >= np.partition(highest, -k)[-k])
         return likely.take(_best(scores[likely], k))
     return _best(scores, k)

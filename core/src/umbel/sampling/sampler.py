@@ -58,6 +58,12 @@ def _widen(c: Choice) -> None:
     c.scores = c.scores.astype(np.float64)
 
 
+def _drop(c: Choice) -> None:
+    """What is forbidden goes; it is among the k best where others are fewer."""
+    if c.scores.min() == -math.inf:
+        c.keep(np.flatnonzero(c.scores > -math.inf))
+
+
 def _heat(c: Choice, s: Settings) -> None:
     c.scores = c.scores / s.temperature
 
@@ -80,9 +86,10 @@ def chain(s: Settings, breakers: Collection[int]) -> list[Step]:
         "temperature": (not s.greedy, lambda c: _heat(c, s)),
     }
     working = [name for name in s.samplers if steps[name][0]]
-    # The k best are found among float32 as well, and in half the time.
-    widen = [] if working[:1] in ([], ["top_k"]) else [_widen]
-    return [*widen, *(steps[name][1] for name in working)]
+    made = [steps[name][1] for name in working]
+    if working[:1] == ["top_k"]:  # found among float32 as well, and in half the time
+        return [made[0], _drop, *made[1:]]
+    return [_drop, _widen, *made] if made or not s.greedy else []
 
 
 class Sampler:
@@ -128,8 +135,6 @@ class Sampler:
         choice = Choice(self._ids, scores, self._history)
         if self.constraint is not None:
             choice.keep(self._allowed(scores, self.constraint))
-        elif scores.min() == -math.inf:
-            choice.keep(np.flatnonzero(scores > -math.inf))
         if not self.settings.greedy:
             choice.chance = self._random.random()
         for step in self._steps:

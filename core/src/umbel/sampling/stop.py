@@ -34,6 +34,8 @@ class StopStrings:
 
         After the `last` piece, which may be empty, nothing is held back.
         """
+        if not self._stops:
+            return text
         if self.found is not None:
             return ""
         self._held += text

@@ -75,12 +75,12 @@ class Pool:
 
         Raises `ContextFullError` when there are not so many.
         """
+        if not self:
+            return np.zeros(n, np.int32)
         if self.free < n:
             msg = f"there are no free {self.what} left"
             do = "close sessions, or load the model with a larger ctx or parallel"
             raise ContextFullError(msg, expected=n, got=self.free, do=do)
-        if not self:
-            return np.zeros(n, np.int32)
         places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
         fits = after and after + n < len(self) and not self.references[places].any()
         if not fits:
@@ -108,9 +108,9 @@ class Pool:
         self._count(places, -1)
 
     def _count(self, places: ArrayLike, users: int) -> None:
-        counted = np.asarray(places, np.int32)
-        np.add.at(self.references, counted[counted >= self.first], users)
         if self:
+            counted = np.asarray(places, np.int32)
+            np.add.at(self.references, counted[counted >= self.first], users)
             self._free = int(np.count_nonzero(self.references == 0))
 
     def shared(self, places: np.ndarray) -> bool:
@@ -158,7 +158,8 @@ class Cache:
     @property
     def room(self) -> int:
         """How many sequences there are places for to take one token more."""
-        return min(self.cells.free, self.slots.free + len(self._spare()))
+        spare = len(self._spare()) if self.slots else 0
+        return min(self.cells.free, self.slots.free + spare)
 
     # sequences
 

@@ -81,12 +81,19 @@ class Vocab:
     @cached_property
     def plain(self) -> dict[str, int]:
         """The tokens that text may become: no control, unknown or byte token among them."""
-        others = self.of_kind(CONTROL, UNKNOWN, BYTE)
-        return {text: i for text, i in self.ids.items() if text not in others}
+        plain = dict(self.ids)
+        for text in self.of_kind(CONTROL, UNKNOWN, BYTE):
+            del plain[text]
+        return plain
+
+    @cached_property
+    def _special(self) -> list[int]:
+        return [i for i, kind in enumerate(self.kinds) if kind != NORMAL]
 
     def of_kind(self, *kinds: int) -> dict[str, int]:
         """The tokens of these kinds and their ids, without empty ones."""
-        found = [i for i, kind in enumerate(self.kinds) if kind in kinds]
+        among = range(len(self.kinds)) if NORMAL in kinds else self._special
+        found = [i for i in among if self.kinds[i] in kinds]
         return {self.tokens[i]: i for i in found if self.tokens[i]}
 
     @cached_property
@@ -137,7 +144,7 @@ def _read_kinds(keys: Keys, tokens: list[str]) -> list[int]:
     if "token_type" not in keys:
         return [NORMAL] * len(tokens)
     kinds = [*keys.array("token_type", int, len(tokens))]
-    for i, kind in enumerate(kinds):
+    for i, kind in enumerate(kinds if BYTE in kinds else ()):
         # Strict: int("-1", 16) is a number, and a byte -1 would be the last of a table.
         if kind == BYTE and not re.fullmatch("<0x[0-9A-Fa-f]{2}>", tokens[i]):
             what, got = "a byte token has a malformed name", f"{tokens[i]!r} (token {i})"
