@@ -91,8 +91,9 @@ class NativeMemory:
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
         raw = np.array(array) if array.nbytes < _SMALL else np.ascontiguousarray(array)
-        weight = NativeWeight(tensor, raw, self.engine)
-        if (file := file_of(array)) is not None:
+        file = file_of(array)
+        weight = NativeWeight(tensor, raw, self.engine, file)
+        if file is not None:
             self.engine.meet(len(file))
         self.engine.weights.add(weight)
         table = tensor.name in self.tables - self.factors and tensor.dtype in READABLE

@@ -45,6 +45,7 @@ class NativeWeight:
     tensor: Tensor
     raw: np.ndarray  # as the file has it, contiguous
     engine: Engine
+    file: mmap.mmap | None = None  # where it comes from
     struct: np.ndarray | None = None  # un_weight, when packed
     segments: tuple[Segment, ...] = ()  # what products read, by node
     _unpackable: bool = False
@@ -167,11 +168,10 @@ class NativeWeight:
 
     def _tell_no_room(self) -> None:
         """One line for each file."""
-        file = file_of(self.raw)
-        if file in _told:
+        if self.file in _told:
             return
-        if file is not None:
-            _told.add(file)
+        if self.file is not None:
+            _told.add(self.file)
         what = "%s, and perhaps others, are used as the file has them, which takes far longer"
         log.warning(f"there is no memory to pack weights: {what}", self.tensor.label)
 
