@@ -109,8 +109,9 @@ def targets(
     if strict and found.faults:
         raise found.faults[0].error()
     if plugins.AUTO in wanted:
+        told = {f.source for f in found.faults if f.occasion in ("ops()", "architectures()")}
         for source, reason, owned in found.describe():
-            if reason and not owned:
+            if reason and not owned and source not in told:
                 log.warning("the plugin %r is not used: %s", source.name, reason)
     if any(device.backend == "host" for device in chosen[:-1]):
         msg = "host runs everything: nothing is left for the devices after it"
