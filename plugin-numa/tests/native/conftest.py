@@ -5,12 +5,11 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-SOURCES = Path(str(files("umbel_numa"))) / "native"
+SOURCES = Path(__file__).parents[2] / "src/umbel_numa/native"
 RUNTIME = tuple(SOURCES / name for name in ("pool.c", "barrier.c", "pages.c"))
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-pthread")
 
