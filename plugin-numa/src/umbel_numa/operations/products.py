@@ -58,16 +58,4 @@ def _experts(node: Tensor) -> str | None:
     return "it multiplies with experts as they are stored"
 
 
-def _packed_rows(node: Tensor) -> str | None:
-    """A packed weight may be some of its rows, or in other stacks of them, but not turned."""
-    w = node.inputs[0]
-    whole = w.storage.shape[-1]
-    if w.shape[-1] != whole or w.strides[-2] != w.dtype.row_bytes(whole):
-        return "it multiplies whole rows of a packed weight only"
-    return None
-
-
-CHECKS: dict[str, Callable[[Tensor], str | None]] = {
-    "mul_mat": _packed_rows,
-    "mul_mat_id": _experts,
-}
+CHECKS: dict[str, Callable[[Tensor], str | None]] = {"mul_mat_id": _experts}
