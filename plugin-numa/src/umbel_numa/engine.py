@@ -13,6 +13,7 @@ from umbel.hookspecs import SplitGraph
 
 from umbel_numa.compile import compile_split
 from umbel_numa.library import Format, library, variant
+from umbel_numa.slabs import Slabs
 
 _CANCELLED, _NO_MEMORY = 1, 2
 ACT_F32 = 0
@@ -28,6 +29,8 @@ class Engine:
     handle: int = 0
     table: int = 0
     programs: dict[int, Program] = attrs.field(factory=dict)
+    slabs: Slabs = attrs.field(factory=lambda: Slabs("weight"))
+    states: Slabs = attrs.field(factory=lambda: Slabs("state"))
 
     def __attrs_post_init__(self) -> None:
         lib = library()
@@ -89,6 +92,7 @@ class Program:
 
     handle: int
     graph: SplitGraph  # whose buffers it has the addresses of
+    steps: int
 
     @classmethod
     def of(cls, graph: SplitGraph, engine: Engine) -> Program:
@@ -105,13 +109,12 @@ class Program:
         if not handle:
             msg = "there is no room to compute the step"
             raise OutOfMemoryError(msg, do="use a smaller --ubatch")
-        return cls(handle, graph)
+        return cls(handle, graph, len(steps))
 
     def times(self) -> np.ndarray:
         """(steps, 2) ns at work and waiting, of the first thread; counted from now on."""
         address = library().un_program_times(self.handle)
-        count = len(self.graph.nodes)
-        raw = (ctypes.c_uint64 * (2 * count)).from_address(address)
+        raw = (ctypes.c_uint64 * (2 * self.steps)).from_address(address)
         return np.ctypeslib.as_array(raw).reshape(-1, 2)
 
     def free(self) -> None:

@@ -78,6 +78,8 @@ class NativeMemory:
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
     def allocate(self, nbytes: int, usage: str) -> NativeBuffer:
+        if usage == "state":
+            return NativeBuffer(self.engine.states.take(nbytes))
         return NativeBuffer(fresh(nbytes, usage, self.alignment))
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:

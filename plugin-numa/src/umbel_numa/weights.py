@@ -106,7 +106,8 @@ class NativeWeight:
         weight["group_bytes"] = LANES * form.bytes * -(-cols // form.block)
         weight["nodes"], weight["first"][1] = 1, groups
         try:
-            memory = fresh(int(weight["count"] * groups * weight["group_bytes"]), "weight")
+            nbytes = int(weight["count"] * groups * weight["group_bytes"])
+            memory = self.engine.slabs.take(nbytes)
         except OutOfMemoryError:
             if self.rows():
                 log.warning("no memory to pack %s: it is used as it is", self.tensor.label)
@@ -137,7 +138,8 @@ def fresh(nbytes: int, usage: str, alignment: int = 64) -> np.ndarray:
     """Memory that nobody has touched, aligned; large pieces in huge pages where offered."""
     try:
         if nbytes >= _LARGE:
-            area = mmap.mmap(-1, nbytes + _LARGE)
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared ones have no huge pages
+            area = mmap.mmap(-1, nbytes + _LARGE, flags=private)
             memory = np.frombuffer(area, np.uint8)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 area.madvise(mmap.MADV_HUGEPAGE)
