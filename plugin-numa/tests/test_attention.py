@@ -37,7 +37,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def engine(kernels: str) -> Iterator[Engine]:
-    engine = Engine(1, kernels)
+    engine = Engine(1, kernels=kernels)
     yield engine
     engine.close()
 

@@ -37,7 +37,7 @@ class Engines:
     def get(self, kernels: str, threads: int) -> Engine:
         key = kernels, threads
         if key not in self.known:
-            self.known[key] = Engine(threads, kernels)
+            self.known[key] = Engine(threads, kernels=kernels)
         return self.known[key]
 
     def run(

@@ -19,6 +19,7 @@ from umbel_numa.pages import Binder
 from umbel_numa.placement import Placement, available
 from umbel_numa.program import Program
 from umbel_numa.resident import Segment, misplaced, resident
+from umbel_numa.slabs import Slabs
 from umbel_numa.weights import NativeWeight
 
 log = logging.getLogger("umbel")
@@ -41,6 +42,7 @@ class Engine:
     handle: int = 0
     table: int = 0
     binder: Binder = attrs.field(factory=Binder)
+    slabs: Slabs = attrs.field()
     met: int = 0  # bytes of the model that was stored last
     copies: bool | None = None  # each node has one of all weights; None: not decided
     formats: dict[DType, Format] = attrs.field(factory=dict)
@@ -50,6 +52,10 @@ class Engine:
     @placement.default
     def _anywhere(self) -> Placement:
         return Placement.free(self.threads)
+
+    @slabs.default
+    def _slabs(self) -> Slabs:
+        return Slabs(self.binder)
 
     def __attrs_post_init__(self) -> None:
         lib, where = library(), self.placement

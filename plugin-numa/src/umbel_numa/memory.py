@@ -84,8 +84,10 @@ class NativeMemory:
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
     def allocate(self, nbytes: int, usage: str) -> NativeBuffer | StateBuffer:
-        memory, numbers = fresh(nbytes, usage, self.alignment), self.engine.placement.numbers
-        if usage == "state" and len(numbers) > 1:
+        if usage != "state":
+            return NativeBuffer(fresh(nbytes, usage, self.alignment))
+        memory, numbers = self.engine.slabs.take(nbytes, usage), self.engine.placement.numbers
+        if len(numbers) > 1:
             return StateBuffer(memory, numbers, self.engine.binder)
         return NativeBuffer(memory)
 

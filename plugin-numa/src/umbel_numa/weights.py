@@ -139,7 +139,8 @@ class NativeWeight:
         for node, (held, number) in enumerate(zip(cut.held, numbers, strict=True)):
             nbytes = held * int(weight["group_bytes"])
             number = number if len(numbers) > 1 else ANYWHERE
-            segment = Segment(self.engine.binder.fresh(nbytes, "weight", number), node, number)
+            memory = self.engine.slabs.take(nbytes, "weight", number)
+            segment = Segment(memory, node, number)
             weight["data"][node] = segment.memory.ctypes.data
             segments.append(segment)
         return tuple(segments)

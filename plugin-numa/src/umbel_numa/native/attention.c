@@ -42,15 +42,16 @@ static void add_chunk(piece *w)
     int64_t hv = w->a->hv;
     for (int64_t r = 0; r < w->rows; r += UN_XL) {
         float olds[UN_XL], news[UN_XL];
-        xf m = xf_load(w->m + r), l = xf_load(w->l + r), old, new;
-        merge(&m, &l, xf_load(w->chunk_m + r), xf_load(w->chunk_l + r), &old, &new);
-        xf_store(w->m + r, m);
-        xf_store(w->l + r, l);
+        xf m = xf_load(w->its.m + r), l = xf_load(w->its.l + r), old, new;
+        merge(&m, &l, xf_load(w->its.chunk_m + r), xf_load(w->its.chunk_l + r), &old, &new);
+        xf_store(w->its.m + r, m);
+        xf_store(w->its.l + r, l);
         xf_store(olds, old);
         xf_store(news, new);
         for (int64_t i = r; i < r + UN_XL && i < w->rows; i++)
-            if (w->chunk_l[i] != 0)
-                add_values(w->sum + i * hv, olds[i - r], w->acc + i * hv, news[i - r], hv);
+            if (w->its.chunk_l[i] != 0)
+                add_values(w->its.sum + i * hv, olds[i - r], w->its.acc + i * hv, news[i - r],
+                           hv);
     }
 }
 
@@ -86,9 +87,9 @@ static void leave_chunk(piece *w, int64_t c)
     for (int64_t r = 0; r < w->rows; r++) {
         int64_t head = w->kv * a->group + r % a->group;
         float *out = partial(a, w->seq, w->token + r / a->group, head, c);
-        out[a->hv] = w->chunk_m[r];
-        out[a->hv + 1] = w->any ? w->chunk_l[r] : 0;
-        memcpy(out, w->acc + r * a->hv, w->any ? (size_t)a->hv * 4 : 0);
+        out[a->hv] = w->its.chunk_m[r];
+        out[a->hv + 1] = w->any ? w->its.chunk_l[r] : 0;
+        memcpy(out, w->its.acc + r * a->hv, w->any ? (size_t)a->hv * 4 : 0);
     }
 }
 
@@ -99,10 +100,10 @@ static void do_chunk(piece *w, int64_t c)
     w->any = 0;
     if (from < to)
         look(w, from, to);
+    if (w->any)
+        attend(w, from, to);
     for (int64_t kv = w->first; kv < w->first + w->heads; kv++) {
         turn_to(w, kv);
-        if (w->any)
-            attend(w, from, to);
         if (w->a->partial)
             leave_chunk(w, c);
         else if (w->any)
@@ -117,7 +118,7 @@ static void finish_all(piece *w)
         turn_to(w, kv);
         for (int64_t r = 0; r < w->rows; r++)
             finish(a, w->seq, w->token + r / a->group, kv * a->group + r % a->group,
-                   w->sum + r * a->hv, w->m[r], w->l[r]);
+                   w->its.sum + r * a->hv, w->its.m[r], w->its.l[r]);
     }
 }
 

@@ -5,7 +5,7 @@
  * groups of 16.
  *
  * A score is the sum of 16 partial sums over the head's dimensions (un_sum16), whether its
- * lanes are dimensions (few rows: un_score_row) or keys (many: un_score_tile). What a row gets
+ * lanes are dimensions (few rows: few.h) or keys (many: un_score_tile). What a row gets
  * depends on nothing but its query, its keys, and where these lie in their chunk. */
 #ifndef UN_ATTENTION_H
 #define UN_ATTENTION_H
@@ -17,33 +17,6 @@
 #endif
 
 enum { UN_CHUNK = 128, UN_BLOCK = 32, UN_KEY_BLOCKS = UN_CHUNK / UN_LANES };
-
-/* The scores of one row and UN_BLOCK keys, one behind the other. Lanes are dimensions:
- * of so many keys at a time that their sums stay in registers. */
-static void un_score_row(const float *q, const float *keys, int64_t hd, float *scores)
-{
-    enum { AT_ONCE = UN_XL / UN_PARTS };
-    for (int block = 0; block < UN_BLOCK; block += UN_XL) {
-        xf sums[UN_XL];
-        _Pragma("GCC unroll 4") for (int j = 0; j < UN_XL; j += AT_ONCE) {
-            const float *key = keys + (block + j) * hd;
-            xf part[AT_ONCE][UN_PARTS];
-            _Pragma("GCC unroll 16") for (int i = 0; i < AT_ONCE; i++)
-                for (int p = 0; p < UN_PARTS; p++)
-                    part[i][p] = xf_zero();
-            for (int64_t d = 0; d < hd; d += UN_LANES)
-                for (int p = 0; p < UN_PARTS; p++) {
-                    xf v = xf_load(q + d + p * UN_XL);
-                    _Pragma("GCC unroll 16") for (int i = 0; i < AT_ONCE; i++)
-                        part[i][p] =
-                            xf_fma(xf_load(key + i * hd + d + p * UN_XL), v, part[i][p]);
-                }
-            _Pragma("GCC unroll 16") for (int i = 0; i < AT_ONCE; i++)
-                sums[j + i] = xf_fold(part[i]);
-        }
-        xf_store(scores + block, xf_sums(sums));
-    }
-}
 
 /* The keys of a block with their dimensions one behind the other: [hd][UN_BLOCK]. */
 static void un_turn_keys(const float *keys, int64_t hd, float *turned)
