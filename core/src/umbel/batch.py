@@ -87,7 +87,8 @@ def _table(step: StepShape, batch: Batch, taken: Sequence[Taken]) -> np.ndarray:
 def _mask(step: StepShape, batch: Batch, window: int, causal: bool) -> np.ndarray:
     """(sequences, 1, tokens, kv_length): 0 where a token may look, not ahead (if `causal`), not
     out of its window, not at padding."""
-    out = np.full((step.sequences, 1, step.tokens, step.kv_length), MASKED, np.float32)
+    out = np.empty((step.sequences, 1, step.tokens, step.kv_length), np.float32)
+    out.fill(MASKED)
     own = step.kv_length - step.tokens
     for rows, (sequence, ids) in zip(out[:, 0], batch, strict=False):
         past = len(sequence)

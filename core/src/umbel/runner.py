@@ -146,14 +146,14 @@ class Runner:
 
     def plan(self, shape: StepShape) -> Plan:
         """What runs steps of this (padded) shape; made at the first of them."""
-        if shape not in self._plans:
+        plan = self._plans.pop(shape, None)
+        if plan is None:
             drawn = self._drawn.pop(shape, None)
-            graph = drawn or self.definition.graph(shape, self.state_shape).graph
-            self._plans[shape] = self.make(graph)
-            while len(self._plans) > PLANS:
+            plan = self.make(drawn or self.definition.graph(shape, self.state_shape).graph)
+            while len(self._plans) >= PLANS:
                 self._plans.popitem(last=False)[1].forget()
-        self._plans.move_to_end(shape)
-        return self._plans[shape]
+        self._plans[shape] = plan  # the last one again
+        return plan
 
     def make(self, graph: Graph) -> Plan:
         """A plan for any graph on this model's weights and state."""

@@ -24,7 +24,8 @@ from umbel.plan.place import FLOATS, Placer
 from umbel.plan.split import Split, cut
 
 Located = tuple[Tensor, Slot]  # and where its storage lies
-Given = dict[Target, tuple[Tensor, ...]]  # what devices were given since they were waited for
+Ends = tuple[Tensor, Tensor]  # the first and the last of some nodes
+Given = dict[Target, Ends]  # what devices were given since they were waited for
 _uids = itertools.count(1)
 
 
@@ -130,7 +131,7 @@ class Plan:
         return outputs
 
     def _wait(self, target: Target, given: Given) -> None:
-        with self._naming(target, given.pop(target, ())):
+        with _Naming(target, given.pop(target, None), self.check):
             target.hooks.sync(target.device)
 
     def _run_step(self, step: Step, given: Given) -> None:
@@ -140,25 +141,15 @@ class Plan:
             buffer, at = destination.buffer, destination.offset
             if not buffer.copy_from(at, source.buffer, source.offset, nbytes):
                 buffer.write(at, source.buffer.read(source.offset, nbytes))
-        given[step.target] = (*given.get(step.target, ())[:1], *step.graph.nodes)
-        with self._naming(step.target, given[step.target]):
-            step.target.hooks.graph_compute(step.target.device, step.graph)
+        target, nodes = step.target, step.graph.nodes
+        first, _ = given.get(target) or (nodes[0], None)
+        given[target] = ends = first, nodes[-1]
+        with _Naming(target, ends, self.check):
+            target.hooks.graph_compute(target.device, step.graph)
         if self.check:
-            self._wait(step.target, given)
-            with self._naming(step.target, step.graph.nodes):
+            self._wait(target, given)
+            with _Naming(target, ends, check=True):
                 _check_values(step.graph)
-
-    @contextlib.contextmanager
-    def _naming(self, target: Target, nodes: Sequence[Tensor]) -> Iterator[None]:
-        """Errors name the first and the last of the nodes that may be to blame."""
-        try:
-            yield
-        except DeviceError as error:
-            ends = [f"{n.label} ({n.op.name})" for n in (*nodes[:1], *nodes[1:][-1:]) if n.op]
-            error.what = f"{' to '.join(ends) or 'a step'} on {target.name}: {error.what}"
-            if not self.check:
-                error.do = error.do or "run again with --check: it names the node"
-            raise
 
     def forget(self) -> None:
         """Lets the devices drop what they compiled for this plan."""
@@ -166,6 +157,27 @@ class Plan:
             # a fault is recorded; it keeps nobody from closing
             with step.target.lock, contextlib.suppress(UmbelError):
                 step.target.hooks.forget(step.target.device, step.graph.uid)
+
+
+@attrs.frozen
+class _Naming:
+    """Errors name the first and the last of the nodes that may be to blame."""
+
+    target: Target
+    ends: Ends | None
+    check: bool
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        if not isinstance(error, DeviceError):
+            return
+        nodes = dict.fromkeys(self.ends or ())
+        named = [f"{n.label} ({n.op.name})" for n in nodes if n.op]
+        error.what = f"{' to '.join(named) or 'a step'} on {self.target.name}: {error.what}"
+        if not self.check:
+            error.do = error.do or "run again with --check: it names the node"
 
 
 def make(

@@ -81,11 +81,13 @@ class Pool:
             msg = f"there are no free {self.what} left"
             do = "close sessions, or load the model with a larger ctx or parallel"
             raise ContextFullError(msg, expected=n, got=self.free, do=do)
-        places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
-        fits = after and after + n < len(self) and not self.references[places].any()
-        if not fits:
+        beside = slice(after + 1, after + 1 + n)
+        if after and after + n < len(self) and not np.count_nonzero(self.references[beside]):
+            places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
+            self.references[beside] = 1
+        else:
             places = self._fresh(n)
-        self.references[places] = 1
+            self.references[places] = 1
         self._free -= n
         return places
 
