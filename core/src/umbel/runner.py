@@ -68,12 +68,14 @@ class Runner:
         self.lengths = next((i.length_buckets for i in infos if i.length_buckets), ())
         self.widest = max(self.buckets, default=1 << 31)  # sequences or tokens of a step
         self.longest_piece = min(settings.ubatch, settings.ctx, self.widest)
-        lengths = [1, self.longest_piece]  # decode, and the worst prefill
         self.encodes = definition.architecture.pooled
         if self.encodes:  # whole texts, without state
-            self.longest_piece, lengths = settings.ctx, [settings.ctx]
+            self.longest_piece = settings.ctx
+        # the first decode, whose plan is wanted soon, and the worst prefill
+        shapes = [] if self.encodes else [(1, 1)]
+        shapes.append((self.longest_piece, settings.ctx))
         adapted = settings.adapters.slots > 0
-        steps = (StepShape(n, 1, settings.ctx, 1, adapted) for n in lengths)
+        steps = (StepShape(n, 1, length, 1, adapted) for n, length in shapes)
         self.usual = [self.padded(step) for step in steps]
         self._make_memory()
         cells = 1 + settings.ctx * settings.parallel

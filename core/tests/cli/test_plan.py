@@ -13,7 +13,7 @@ def test_host(umbel, story):
 
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
-    assert lines[0] == "1 of 512 tokens: 79 nodes in 1 split"
+    assert lines[0] == "1 of 256 tokens: 79 nodes in 1 split"
     assert lines.count("512 of 512 tokens: 79 nodes in 1 split") == 1
     assert lines.count("  host:0  36  mul_mat") == 2
     assert lines[-2].split() == ["device", "weights", "state", "compute"]
