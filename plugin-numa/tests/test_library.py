@@ -59,7 +59,7 @@ def found() -> plugins.Plugins:
     return plugins.get()
 
 
-@pytest.mark.parametrize("given", ["-1", "abc", "100000", "1.5", ""])
+@pytest.mark.parametrize("given", ["-1", "abc", "1.5", ""])
 def test_threads_that_are_no_number(found: plugins.Plugins, given: str) -> None:
     with pytest.raises(OptionError, match=r"numa\.threads cannot be"):
         found.option_values("numa", {"threads": given})

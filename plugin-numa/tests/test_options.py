@@ -80,6 +80,20 @@ def test_fewer_threads_than_nodes(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 threads are fewer than the 2 nodes" in caplog.text
 
 
+def test_far_too_many_threads_are_capped(caplog: pytest.LogCaptureFixture) -> None:
+    found = plugins.get()
+    found.load()
+    where = placement(found.option_values("numa", {"threads": 10**6}), machine(2))
+    assert (len(where.cpus), where.decode, where.prefill) == (64, 64, 64)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1000000 threads are more than the 8 CPUs granted: 64 it is"
+    ]
+
+
+def test_no_threads_are_as_many_as_there_would_be() -> None:
+    assert placement({"threads": 0}, machine(2)) == placement({}, machine(2))
+
+
 def test_tuned_threads_find_room() -> None:
     where = placement({}, machine(1, 8, cores=4), tuned=[3, 6])
     assert (len(where.cpus), where.decode, where.prefill) == (6, 4, 4)

@@ -6,6 +6,8 @@ The nodes are pretended: all are the kernel's node 0, and no thread is pinned.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from umbel.state import Sequence
 from umbel_kit.conformance.inputs import random_blocks
 from umbel_numa.cut import COPIES, MATRICES, ROWS, cut
 from umbel_numa.engine import Engine
-from umbel_numa.library import variants
+from umbel_numa.library import library, variants
 from umbel_numa.memory import NativeMemory
 from umbel_numa.pages import Binder, whole_pages
 from umbel_numa.placement import Placement, available, balancing
@@ -194,6 +196,43 @@ def test_memory_that_cannot_be_bound_is_told_once(caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 1
     assert "lies where it is touched first" in caplog.text
     assert not binder.move(memory, 0)
+
+
+class Refusing:
+    """The library on a system that refuses to place memory; it counts the questions."""
+
+    def __init__(self, error: int) -> None:
+        self.error, self.asked = error, 0
+
+    def un_pages_bind(self, *_: int) -> int:
+        self.asked += 1
+        return -self.error
+
+    un_pages_move = un_pages_where = un_pages_bind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(library(), name)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_a_system_that_places_no_memory(
+    on_nodes: Any, monkeypatch: Any, caplog: Any, error: int
+) -> None:
+    """As in a container: the same answers, one line, and the status says so."""
+    on_nodes(2)
+    expected, _ = logits("qwen3-wide")
+    refusing = Refusing(error)
+    monkeypatch.setattr("umbel_numa.pages.library", lambda: refusing)
+    on_nodes(2)
+    caplog.clear()
+    got, _ = logits("qwen3-wide")
+
+    assert all(map(np.array_equal, got, expected))
+    assert refusing.asked == 1
+    told = f"{os.strerror(error)}: memory cannot be bound to a NUMA node"
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [told]
+    assert umbel_numa.status(umbel_numa.DEVICE)["memory"] == f"not bound: {os.strerror(error)}"
+    assert umbel_numa.opened().resident() == []
 
 
 def test_weights_that_are_gone_are_not_counted() -> None:

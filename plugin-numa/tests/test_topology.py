@@ -113,6 +113,20 @@ def test_more_threads_than_cores_take_the_siblings_of_their_node(epyc, caplog):
     assert not caplog.records
 
 
+def test_a_core_of_either_kind_has_one_thread(tmp_path):
+    """Four fast cores of two threads each, and eight slow ones."""
+    pairs = {
+        f"{CPUS}/cpu{cpu}/topology/thread_siblings_list": f"{cpu & ~1}-{cpu | 1}"
+        for cpu in range(8)
+    }
+    slow = {f"{CPUS}/cpu{cpu}/topology/thread_siblings_list": f"{cpu}" for cpu in range(8, 16)}
+    machine = read(write(tmp_path, pairs | slow), range(16))
+
+    assert machine.nodes[0].cores == 12
+    assert plan(machine, mode="distribute").cpus == (0, 2, 4, 6, *range(8, 16))
+    assert plan(machine, 14, "distribute").cpus[12:] == (1, 3)
+
+
 def test_where_only_siblings_are_granted_they_are_the_cores(epyc):
     assert plan(read(epyc, range(96, 128))).cpus == (ANYWHERE,) * 32
     assert plan(read(epyc, range(96, 128)), mode="distribute").cpus == numbers((96, 127))
@@ -172,6 +186,15 @@ def test_offline_cpus_are_left_out(neoverse):
     machine = read(neoverse, range(128))
 
     assert [node.cpus for node in machine.nodes] == [numbers((0, 9)), numbers((64, 69))]
+
+
+def test_one_cpu_in_the_middle_that_is_offline(epyc):
+    write(epyc, {f"{CPUS}/online": "0-69,71-127"})
+    machine = read(epyc, range(128))
+
+    assert machine.nodes[0].cpus == numbers((0, 31), (64, 69), (71, 95))
+    assert [node.cores for node in machine.nodes] == [32, 32]
+    assert 70 not in plan(machine, 128).cpus
 
 
 def test_affinity_is_never_widened(neoverse):
@@ -238,9 +261,10 @@ def test_other_policies_forbid_no_memory(neoverse, policy):
     ("files", "quota", "threads"),
     [
         ({"sys/fs/cgroup/cpu.max": "400000 100000"}, 4, 4),
-        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5, 2),
+        ({"sys/fs/cgroup/cpu.max": "765000 100000"}, 7.65, 7),
         ({"sys/fs/cgroup/cpu.max": "20000 100000"}, 0.2, 1),
         ({"sys/fs/cgroup/cpu.max": "max 100000"}, None, 128),
+        ({"sys/fs/cgroup/cpu.max": "99900000 100000"}, 999, 128),
         (
             {
                 "proc/self/cgroup": "0::/a/b",
@@ -269,7 +293,7 @@ def test_other_policies_forbid_no_memory(neoverse, policy):
             128,
         ),
     ],
-    ids=["v2", "a part counts", "little", "none", "of a parent", "v1", "v1 none"],
+    ids=["v2", "parts do not count", "little", "none", "more", "of a parent", "v1", "v1 none"],
 )
 def test_quota(neoverse, files, quota, threads):
     machine = read(write(neoverse, files), range(128))
@@ -382,7 +406,7 @@ def test_too_many_threads_are_warned_of(neoverse, caplog, granted, wanted, given
 
 
 def test_a_quota_that_is_passed_is_warned_of(neoverse, caplog):
-    machine = read(write(neoverse, {"sys/fs/cgroup/cpu.max": "150000 100000"}), range(128))
+    machine = read(write(neoverse, {"sys/fs/cgroup/cpu.max": "250000 100000"}), range(128))
 
     assert len(plan(machine, 4).cpus) == 4
     assert "4 threads are more than the 2 CPUs granted" in caplog.text

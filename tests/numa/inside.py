@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 WORK = ctypes.CFUNCTYPE(None, c_void_p, c_int)
-NUMA_CALLS = (237, 238, 239, 256, 279)  # x86-64: mbind, ..., move_pages
+MBIND, MOVE_PAGES = (237,), (279,)  # x86-64
+NUMA_CALLS = (*MBIND, 238, 239, 256, *MOVE_PAGES)
 SCHED_SETAFFINITY = (203,)
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import guest
@@ -38,10 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         system = guest.fetched(work, folders)
         counting = _counting_library(work)
-        codes = [
-            _run(system, name, counting, work, args.limit, args.pytest)
-            for name in args.machine or MACHINES
-        ]
+        run = partial(_run, system, counting, work, args.limit, args.pytest)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            try:
+                codes = list(pool.map(run, args.machine or MACHINES))
+            finally:
+                system.stop()
     except guest.GuestError as error:
         print(f"numa: error: {error}", file=sys.stderr)
         return 2
@@ -51,10 +55,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(
-    system: guest.System, name: str, counting: Path, work: Path, limit: float, more: list[str]
+    system: guest.System, counting: Path, work: Path, limit: float, more: list[str], name: str
 ) -> int:
     machine, start = MACHINES[name], time.monotonic()
-    print(f"{name}: {len(machine.nodes)} nodes", flush=True)
+    print(f"{name}: {len(machine.nodes)} nodes\n", end="", flush=True)  # one write
     variables = VARIABLES | {"UMBEL_MACHINE": name, "UMBEL_COUNTING": str(counting)}
     if search := os.environ.get("PYTHONPATH"):
         variables["PYTHONPATH"] = os.pathsep.join(
@@ -64,8 +68,9 @@ def _run(
     configuration = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT))
     command = [f"{key}={value}" for key, value in variables.items()]
     command += [sys.executable, "-m", "pytest", *configuration, *more, *tests]
-    code = system.run(machine, command, work, limit)
-    print(f"{name}: {'failed' if code else 'passed'}, {time.monotonic() - start:.0f} s")
+    code = system.run(machine, command, work / name, limit)
+    took = time.monotonic() - start
+    print(f"{name}: {'failed' if code else 'passed'}, {took:.0f} s\n", end="", flush=True)
     return code
 
 

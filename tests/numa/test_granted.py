@@ -6,25 +6,33 @@ import os
 from pathlib import Path
 
 import pytest
+import umbel_numa
 from inside import in_child, running_on
+from models import DENSE, expected, loaded, logits, prompt
+from umbel.state import Sequence
 from umbel_numa import topology
 
 CGROUPS = Path("/sys/fs/cgroup")
+ONE = {"cpuset.cpus": "2-3", "cpuset.mems": "1"}  # of two nodes
 _numbers = itertools.count()
+
+
+def limit(group, files):
+    for name, text in files.items():
+        (group / name).write_text(text)
 
 
 @pytest.fixture
 def limited(machine):
-    """limited(work, **files): what `work` returns in a cgroup with these settings."""
+    """limited(work, files): what `work` returns in a cgroup with these settings."""
     made = []
 
-    def run(work, **files):
+    def run(work, files=()):
         (CGROUPS / "cgroup.subtree_control").write_text("+cpuset +cpu")
         group = CGROUPS / f"test{next(_numbers)}"
         group.mkdir()
         made.append(group)
-        for name, text in files.items():
-            (group / name.replace("_", ".")).write_text(text)
+        limit(group, dict(files))
 
         def enter():
             (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -55,7 +63,7 @@ def test_affinity_of_a_part_of_each_node(machine):
 
 
 def test_a_cpuset_of_one_node(machine, limited):
-    machine_as_seen = limited(topology.read, cpuset_cpus="2-3", cpuset_mems="1")
+    machine_as_seen = limited(topology.read, ONE)
 
     assert [node.cpus for node in machine_as_seen.nodes] == [(), (2, 3)]
     assert [node.grants_memory for node in machine_as_seen.nodes] == [False, True]
@@ -64,7 +72,7 @@ def test_a_cpuset_of_one_node(machine, limited):
 
 
 def test_a_cpuset_of_all_cpus_and_the_memory_of_one_node(machine, limited):
-    threads = limited(lambda: topology.plan(topology.read()), cpuset_mems="0")
+    threads = limited(lambda: topology.plan(topology.read()), {"cpuset.mems": "0"})
 
     assert threads.numbers == (0,)
     assert len(threads.cpus) == 4
@@ -76,12 +84,41 @@ def test_memory_that_a_cpuset_keeps_from_us_is_refused(machine, memory, limited)
         touched.fill()
         return touched.bind(1), touched.move(1), touched.holds(), touched.where()
 
-    bound, moved, intact, where = limited(place, cpuset_mems="0")
+    bound, moved, intact, where = limited(place, {"cpuset.mems": "0"})
     assert (bound, moved, intact, list(where)) == (-errno.EINVAL, -errno.EACCES, True, [0])
 
 
+def test_a_model_in_a_cpuset_of_one_node(machine, limited):
+    wanted = expected(DENSE)
+
+    def run():
+        with loaded(DENSE, "distribute") as runner:
+            rows = runner.forward(Sequence(), prompt(DENSE), every=True)
+            engine, size = umbel_numa.opened(), runner.definition.file.path.stat().st_size
+            same = wanted.startswith(rows.tobytes())
+            return same, engine.placement.numbers, engine.resident()[0] / size
+
+    same, numbers, part = limited(run, ONE)
+    assert same
+    assert numbers == (1,)
+    assert part > 0.5
+
+
+def test_a_cpuset_that_shrinks_to_one_node_while_a_model_is_open(machine, limited):
+    wanted = expected(DENSE)
+
+    def shrink():
+        limit(CGROUPS / Path("/proc/self/cgroup").read_text().strip().removeprefix("0::/"), ONE)
+
+    def run():
+        before = os.sched_getaffinity(0)
+        return before, logits(DENSE, "distribute", None, shrink), os.sched_getaffinity(0)
+
+    assert limited(run) == ({0, 1, 2, 3}, wanted, {2, 3})
+
+
 def test_a_quota(machine, limited):
-    threads = limited(lambda: topology.plan(topology.read()), cpu_max="150000 100000")
+    threads = limited(lambda: topology.plan(topology.read()), {"cpu.max": "290000 100000"})
 
     assert len(threads.cpus) == 2
     assert threads.numbers == (0, 1)

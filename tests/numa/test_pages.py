@@ -5,20 +5,13 @@ import mmap
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from inside import address_of, running_on, where
+from umbel_numa.pages import Binder
+from umbel_numa.slabs import SLAB, Slabs
 
 SMALL, LARGE = 1 << 20, 8 << 20  # the large in huge pages
-
-
-@pytest.fixture(autouse=True)
-def _no_balancing(machine):
-    """Pages that balancing is looking at are not there, says Linux 6.1 when it is asked."""
-    switch = Path("/proc/sys/kernel/numa_balancing")
-    before = switch.read_text()
-    switch.write_text("0")
-    yield
-    switch.write_text(before)
 
 
 def homes(machine):
@@ -63,6 +56,20 @@ def test_touched_memory_goes_to_its_node_with_its_content(machine, memory, size,
         assert getattr(touched, how)(home) == 0
         assert placed(touched) == {home: size}
         assert touched.holds(home + 1)
+
+
+@pytest.mark.parametrize("size", [100, SMALL, SLAB // 2], ids=["little", "small", "own"])
+def test_pieces_of_slabs_lie_on_their_node_whoever_touches_them(machine, native, size):
+    slabs, nodes = Slabs(Binder()), homes(machine)
+    pieces = [(node, slabs.take(size, "weight", node)) for node in (*nodes, *nodes)]
+    for n, (_, piece) in enumerate(pieces):
+        piece[:] = n
+    pages = -(-size // native.un_pages_size())
+
+    for n, (node, piece) in enumerate(pieces):
+        assert np.all(piece == n)
+        lies = where(native, piece.ctypes.data, size, len(machine.nodes))
+        assert lies == {node: pages}
 
 
 def test_a_segment_for_each_node(machine, memory):

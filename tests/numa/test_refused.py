@@ -3,6 +3,8 @@
 import ctypes
 import errno
 import os
+import re
+from pathlib import Path
 
 import pytest
 from inside import NUMA_CALLS, SCHED_SETAFFINITY, WORK, in_child, refuse
@@ -17,6 +19,21 @@ def test_memory_stays_where_it_is(machine, memory):
         return touched.bind(1), touched.move(1), touched.holds()
 
     assert in_child(place) == (-errno.EPERM, -errno.EPERM, True)
+
+
+def test_without_any_capability_memory_is_placed_all_the_same(machine, memory):
+    """As in a container without rights whose filter lets the calls through."""
+
+    def place():
+        touched = memory(1 << 20)
+        touched.fill()
+        os.setuid(65534)
+        status = Path("/proc/self/status").read_text()
+        rights = re.findall(r"Cap(?:Eff|Prm):\s*(\w+)", status)
+        return rights, touched.move(1), list(touched.where()), touched.bind(0), touched.where()
+
+    none, pages = "0" * 16, (1 << 20) // os.sysconf("SC_PAGESIZE")
+    assert in_child(place) == ([none, none], 0, [1], 0, {0: pages})
 
 
 def test_the_machine_is_read_all_the_same(machine):

@@ -117,7 +117,7 @@ def status(device: Device) -> Mapping[str, object]:
     found: dict[str, object] = {"memory_total": total, "memory_free": free}
     if device.name in _open:
         engine = _open[device.name][0]
-        found |= {**details(engine), "pinned": engine.pinned}
+        found |= {**details(engine), "pinned": engine.pinned, "memory": engine.bound}
     return found
 
 

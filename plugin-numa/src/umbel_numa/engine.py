@@ -153,6 +153,13 @@ class Engine:
         """Bytes of weights that are not on the node whose threads read them."""
         return misplaced(self.segments)
 
+    @property
+    def bound(self) -> str:
+        """Whether memory lies on the nodes that it is meant for."""
+        if self.binder.refused:
+            return f"not bound: {self.binder.refused}"
+        return "bound to nodes" if len(self.placement.numbers) > 1 else "anywhere"
+
     # steps
 
     def compute(self, graph: SplitGraph) -> None:

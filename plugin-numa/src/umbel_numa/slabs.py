@@ -4,6 +4,8 @@ fifth faster there, and no tensor takes a huge page for its last few bytes.
 
 from __future__ import annotations
 
+import weakref
+
 import attrs
 import numpy as np
 
@@ -15,11 +17,20 @@ _LINE = 64
 
 
 @attrs.define
+class _Slab:
+    """One that is not full. What its pieces are views on is kept by them alone."""
+
+    whole: weakref.ref[np.ndarray]
+    start: int  # of what is left
+    end: int
+
+
+@attrs.define
 class Slabs:
     """Hands out pieces one behind the other. A slab is free again when all of them are."""
 
     binder: Binder
-    _rest: dict[tuple[str, int], np.ndarray] = attrs.field(factory=dict)
+    _last: dict[tuple[str, int], _Slab] = attrs.field(factory=dict)
 
     def take(self, nbytes: int, usage: str, number: int = ANYWHERE) -> np.ndarray:
         """Memory on that node of the kernel's; no page there belongs to two pieces, so that
@@ -28,8 +39,14 @@ class Slabs:
             return self.binder.fresh(nbytes, usage, number)
         align = _LINE if number == ANYWHERE else page_size()
         size = -(-nbytes // align) * align
-        rest = self._rest.get((usage, number))
-        if rest is None or rest.size < size:
-            rest = self.binder.fresh(SLAB, usage, number)
-        self._rest[usage, number] = rest[size:]
-        return rest[:nbytes]
+        slab = self._last.get((usage, number))
+        whole = slab.whole() if slab and slab.start + size <= slab.end else None
+        if slab is None or whole is None:
+            memory = self.binder.fresh(SLAB, usage, number)
+            whole = memory.base
+            assert isinstance(whole, np.ndarray)
+            start = memory.ctypes.data - whole.ctypes.data
+            slab = self._last[usage, number] = _Slab(weakref.ref(whole), start, start + SLAB)
+        piece = whole[slab.start : slab.start + nbytes]
+        slab.start += size
+        return piece

@@ -123,9 +123,10 @@ def _merged(group: Sequence[Node]) -> Node:
 def _count(
     nodes: Sequence[Node], quota: float | None, threads: int | None, *, every: bool
 ) -> int:
-    """The number asked for, or that of the cores; a part of a CPU in a quota counts as one."""
+    """The number asked for, or that of the cores. A part of a CPU in a quota counts for
+    nothing: who overdraws it is stopped for a while, and all others wait for him."""
     cpus = sum(len(node.cpus) for node in nodes)
-    most = cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+    most = cpus if quota is None else max(1, min(cpus, math.floor(quota)))
     if threads is None:
         return min(most, cpus if every else sum(node.cores for node in nodes))
     if threads < 1:
