@@ -182,11 +182,14 @@ def test_weights_that_are_not_finite(engine, name, caplog) -> None:
     assert (np.delete(found, [2, 4, 6], axis=1) == 64).all()
 
 
-def test_activations_that_are_not_finite_stay_in_their_row(engine) -> None:
-    x = np.ones((3, 64), np.float32)
-    x[1, 40] = np.nan
-    found = product(engine, weights((20, 64), BY_NAME["f16"]), BY_NAME["f16"], x)
-    assert np.isnan(found[1]).all()
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["f16", "q4_0", "q4_1", "q8_0", "q6_k", "q2_k"])
+def test_activations_that_are_not_finite_stay_in_their_row(engine, name, odd) -> None:
+    """And show there, whatever activations are rounded to."""
+    x = np.ones((3, 256), np.float32)
+    x[1, 40] = odd
+    found = product(engine, weights((20, 256), BY_NAME[name]), BY_NAME[name], x)
+    assert not np.isfinite(found[1]).any()
     assert np.isfinite(found[[0, 2]]).all()
 
 

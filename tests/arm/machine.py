@@ -93,11 +93,17 @@ def _install(folder: Path, wheels: list[str]) -> None:
 
 
 def run(
-    folder: Path, cpu: str, *arguments: str, env: Mapping[str, str] | None = None
+    folder: Path,
+    cpu: str,
+    *arguments: str,
+    page: int = 4096,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Python with these arguments on such a processor (`max` has all that qemu knows)."""
+    """Python with these arguments on such a processor (`max` has all that qemu knows), with
+    pages of so many bytes."""
     (python,) = (folder / "root/usr/bin").glob("python3.*")
-    command = [_first(QEMU), "-cpu", cpu, "-L", str(folder / "root"), str(python), *arguments]
+    how = ["-cpu", cpu, "-p", str(page), "-L", str(folder / "root")]
+    command = [_first(QEMU), *how, str(python), *arguments]
     own = {"PYTHONPATH": str(folder / "site"), "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return subprocess.run(command, text=True, capture_output=True, env={**kept, **own})

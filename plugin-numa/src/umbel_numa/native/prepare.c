@@ -7,19 +7,23 @@
 #include "functions.h"
 #include "packed.h"
 
-/* 32 values as 8-bit integers times a scale; zeros where all are next to nothing. */
+/* 32 values as 8-bit integers times a scale; zeros where all are next to nothing. Of a block
+ * that holds an infinity or a NaN the scale is NaN, as in floats.h. Sizes are compared as
+ * integers: they have the same order, and NaN is the largest. */
 static void quantise_block(const float *x, int8_t *q, float *d)
 {
     enum { V = 32 / UN_XL };
-    xf v[V], size = xf_zero();
+    xf v[V];
+    xi size = xi_zero();
     for (int i = 0; i < V; i++) {
         v[i] = xf_load(x + i * UN_XL);
-        size = xf_max(xf_max(v[i], xf_sub(xf_zero(), v[i])), size);
+        size = xi_max(size, xi_bits_of(xf_abs(v[i])));
     }
-    float most = xf_most(size), inverse = most > 0x1p-100f ? 127.0f / most : 0;
+    float most = un_bits((uint32_t)xi_most(size));
+    float inverse = most > 0x1p-100f ? 127.0f / most : 0;
     for (int i = 0; i < V; i++)
         xi_store_s8(q + i * UN_XL, xi_round(xf_mul(v[i], xf_set1(inverse))));
-    *d = most / 127.0f;
+    *d = most < INFINITY ? most / 127.0f : NAN;
 }
 
 static void quantise_i8(const float *x, int64_t n, const un_act *a)

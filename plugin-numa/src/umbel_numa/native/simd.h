@@ -2,7 +2,8 @@
  *
  * xf: floats, xi: int32, xb: 4 bytes for each lane (the weights of 4 neighbours in k), xh: 2 int16
  * for each lane. Kernels whose lanes are rows give the same bits on every instruction set; sums
- * over lanes are made of 16 partial sums (un_sum16) for the same reason. */
+ * over lanes are made of 16 partial sums (un_sum16) for the same reason. What xi_round makes of
+ * NaN, and of what int32 does not hold, differs: no result may depend on it. */
 #ifndef UN_SIMD_H
 #define UN_SIMD_H
 

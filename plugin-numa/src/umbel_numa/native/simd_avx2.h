@@ -84,12 +84,7 @@ static inline xf xf_or_inf(xf p, xf x, float most)
 
 /* the float whose bits these are */
 static inline xf xf_of_bits(xi v) { return _mm256_castsi256_ps(v); }
-static inline float xf_most(xf v) /* of all lanes */
-{
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
+static inline xi xi_bits_of(xf v) { return _mm256_castps_si256(v); }
 
 static inline xi xi_zero(void) { return _mm256_setzero_si256(); }
 static inline xi xi_set1(int32_t x) { return _mm256_set1_epi32(x); }
@@ -97,6 +92,12 @@ static inline xi xi_add(xi a, xi b) { return _mm256_add_epi32(a, b); }
 static inline xi xi_and(xi a, xi b) { return _mm256_and_si256(a, b); }
 static inline xi xi_or(xi a, xi b) { return _mm256_or_si256(a, b); }
 static inline xi xi_max(xi a, xi b) { return _mm256_max_epi32(a, b); }
+static inline int32_t xi_most(xi v) /* of all lanes */
+{
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
 #define xi_shl(v, n) _mm256_slli_epi32((v), (n))
 #define xi_shr(v, n) _mm256_srli_epi32((v), (n))
 static inline void xi_store_s8(int8_t *p, xi v)

@@ -78,7 +78,7 @@ static inline xf xf_or_inf(xf p, xf x, float most)
 
 /* the float whose bits these are */
 static inline xf xf_of_bits(xi v) { return _mm512_castsi512_ps(v); }
-static inline float xf_most(xf v) { return _mm512_reduce_max_ps(v); } /* of all lanes */
+static inline xi xi_bits_of(xf v) { return _mm512_castps_si512(v); }
 
 static inline xi xi_zero(void) { return _mm512_setzero_si512(); }
 static inline xi xi_set1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -86,6 +86,7 @@ static inline xi xi_add(xi a, xi b) { return _mm512_add_epi32(a, b); }
 static inline xi xi_and(xi a, xi b) { return _mm512_and_si512(a, b); }
 static inline xi xi_or(xi a, xi b) { return _mm512_or_si512(a, b); }
 static inline xi xi_max(xi a, xi b) { return _mm512_max_epi32(a, b); }
+static inline int32_t xi_most(xi v) { return _mm512_reduce_max_epi32(v); } /* of all lanes */
 #define xi_shl(v, n) _mm512_slli_epi32((v), (n))
 #define xi_shr(v, n) _mm512_srli_epi32((v), (n))
 static inline void xi_store_s8(int8_t *p, xi v)

@@ -58,7 +58,7 @@ static inline xf xf_or_inf(xf p, xf x, float most)
 
 /* the float whose bits these are */
 static inline xf xf_of_bits(xi v) { return vreinterpretq_f32_s32(v); }
-static inline float xf_most(xf v) { return vmaxnmvq_f32(v); } /* of all lanes */
+static inline xi xi_bits_of(xf v) { return vreinterpretq_s32_f32(v); }
 
 static inline xi xi_zero(void) { return vdupq_n_s32(0); }
 static inline xi xi_set1(int32_t x) { return vdupq_n_s32(x); }
@@ -66,6 +66,7 @@ static inline xi xi_add(xi a, xi b) { return vaddq_s32(a, b); }
 static inline xi xi_and(xi a, xi b) { return vandq_s32(a, b); }
 static inline xi xi_or(xi a, xi b) { return vorrq_s32(a, b); }
 static inline xi xi_max(xi a, xi b) { return vmaxq_s32(a, b); }
+static inline int32_t xi_most(xi v) { return vmaxvq_s32(v); } /* of all lanes */
 static inline xi xi_shl(xi a, int n)
 {
     return vreinterpretq_s32_u32(vreinterpretq_u32_s32(a) << (uint32_t)n);

@@ -64,12 +64,11 @@ static inline xf xf_of_bits(xi a)
     memcpy(&r, &a, sizeof r);
     return r;
 }
-static inline float xf_most(xf a) /* of all lanes */
+static inline xi xi_bits_of(xf a)
 {
-    float most = a.v[0];
-    for (int i = 1; i < 16; i++)
-        most = a.v[i] > most ? a.v[i] : most;
-    return most;
+    xi r;
+    memcpy(&r, &a, sizeof r);
+    return r;
 }
 
 static inline xi xi_zero(void) { UN_EACH(xi, 16, 0); }
@@ -78,6 +77,13 @@ static inline xi xi_add(xi a, xi b) { UN_EACH(xi, 16, a.v[i] + b.v[i]); }
 static inline xi xi_and(xi a, xi b) { UN_EACH(xi, 16, a.v[i] & b.v[i]); }
 static inline xi xi_or(xi a, xi b) { UN_EACH(xi, 16, a.v[i] | b.v[i]); }
 static inline xi xi_max(xi a, xi b) { UN_EACH(xi, 16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline int32_t xi_most(xi a) /* of all lanes */
+{
+    int32_t most = a.v[0];
+    for (int i = 1; i < 16; i++)
+        most = a.v[i] > most ? a.v[i] : most;
+    return most;
+}
 static inline xi xi_shl(xi a, int n) { UN_EACH(xi, 16, (int32_t)((uint32_t)a.v[i] << n)); }
 static inline xi xi_shr(xi a, int n) { UN_EACH(xi, 16, (int32_t)((uint32_t)a.v[i] >> n)); }
 static inline void xi_store_s8(int8_t *p, xi a)
