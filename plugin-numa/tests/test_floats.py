@@ -167,6 +167,17 @@ def test_sixteen_bits_are_enough(name, large) -> None:
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_rough_rows_beside_smooth_ones(engine, name) -> None:
+    """Of some rows in a tile the rest of a block is multiplied as well; each is as alone."""
+    dtype, rng = BY_NAME[name], np.random.default_rng(6)
+    w, x = weights((70, 96), dtype), rng.standard_normal((29, 96), np.float32)
+    x[::3, 40] *= 3000
+    x[1::5, 70] *= 3000
+    alone = [product(engine, w, dtype, row[None]) for row in x]
+    assert np.array_equal(product(engine, w, dtype, x), np.concatenate(alone))
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
 def test_weights_that_are_not_finite(engine, name, caplog) -> None:
     dtype, x = BY_NAME[name], np.ones((3, 64), np.float32)
     values = np.ones((20, 64), np.float32)

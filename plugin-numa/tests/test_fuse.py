@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from umbel.gguf.types import BY_NAME, F32, quantise
+from umbel.gguf.types import BY_NAME, F32, I32, quantise
 from umbel.graph import Builder, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
 from umbel.ops import OPS
 from umbel.state import Sequence
 from umbel_numa import compile as compiling
 from umbel_numa.engine import Engine
-from umbel_numa.fuse import Fuser, Linear
+from umbel_numa.fuse import Fuser, Linear, Turned
 from umbel_numa.memory import NativeMemory
 
 WIDTH = 64
@@ -37,7 +37,7 @@ class Counting(Fuser):
 
     fused = 0
 
-    def items(self) -> Iterator[Tensor | Linear]:
+    def items(self) -> Iterator[Tensor | Linear | Turned]:
         for item in super().items():
             Counting.fused += isinstance(item, Linear)
             yield item
@@ -162,6 +162,8 @@ def kinds(engine: Engine, made: Program, places: Mapping[Tensor, int]) -> list[s
             adds = sum(p.add is not None for p in item.products)
             found.append(f"{'norm ' * bool(item.norm)}{len(item.products)}+{adds}")
             found[-1] += " unit" * bool(item.glu)
+        elif isinstance(item, Turned):
+            found.append("turned")
         else:
             assert item.op is not None
             found.append(item.op.name)
@@ -189,6 +191,25 @@ def test_what_is_fused(engine) -> None:
     ]
     apart[k] = apart[q]  # one writes where the other does
     assert kinds(engine, made, apart)[:3] == ["rms_norm", "1+0", "2+0"]
+
+
+@pytest.mark.parametrize(
+    ("also", "found"), [(False, ["turned"]), (True, ["rope", "kv_attention"])]
+)
+def test_turned_keys(engine, also, found) -> None:
+    """A rope goes where keys are stored, unless somebody else reads what it gives."""
+    made = Program(np.random.default_rng(0), 1)
+    build, leaf = made.build, made.build.leaf
+    heads = build.reshape(made.x, shape=(1, 2, 32))
+    positions = leaf(Role.INPUT, "positions", (1,), I32)
+    q, k = (made.add("rope", heads, positions, mode="neox", n_dims=32) for _ in range(2))
+    q, k, v = (build.reshape(t, shape=(1, 1, 2, 32)) for t in (q, k, heads))
+    caches = (leaf(Role.STATE, name, (4, WIDTH), F32) for name in "kv")
+    table = leaf(Role.INPUT, "table", (1, 4), I32)
+    mask = leaf(Role.INPUT, "mask", (1, 1, 1, 4), F32)
+    out = made.add("kv_attention", q, k, v, *caches, positions, table, mask, scale=1.0)
+    made.add("add", out, build.reshape(k if also else heads, shape=(1, WIDTH)))
+    assert kinds(engine, made, {}) == ["rope", *found, "add"]
 
 
 @pytest.mark.parametrize(

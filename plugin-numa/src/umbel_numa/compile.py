@@ -7,7 +7,7 @@ All threads meet before a step that reads or overwrites what was touched since t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +16,7 @@ from umbel.gguf.types import I32
 from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
-from umbel_numa.fuse import Fuser, Linear, Range, overlap
+from umbel_numa.fuse import Fuser, Linear, Range, Turned, overlap
 from umbel_numa.heads import Head, deal, dealt, head_of, heads_of
 from umbel_numa.library import INPUTS, STEP, TENSOR, operations
 from umbel_numa.operations import ATTRIBUTES
@@ -44,6 +44,8 @@ def compile_split(graph: SplitGraph, engine: Engine) -> Compiled:
     for item in Fuser(nodes, set(graph.outputs), writer.form, writer.place).items():
         if isinstance(item, Linear):
             writer.add_linear(item)
+        elif isinstance(item, Turned):
+            writer.attend(item.attention, item.rope)
         else:
             writer.add(item)
     return writer.finish()
@@ -143,7 +145,8 @@ class _Writer:
         """The step or steps of a node."""
         assert node.op is not None
         name = node.op.name
-        special = {"kv_attention": self._attend, "rope": self._rope}
+        special: dict[str, Callable[[Tensor], None]]
+        special = {"kv_attention": self.attend, "rope": self._rope}
         if name in ("get_rows", "set_rows") and self._dealt(node.inputs[0]):
             self._each_head(node)
             return
@@ -266,13 +269,19 @@ class _Writer:
         self.wdata += -(-size // _ALIGN) * _ALIGN
         return start, start + size
 
-    def _attend(self, node: Tensor) -> None:
-        """The new keys and values go to the caches; then all attend, maybe in two steps."""
+    def attend(self, node: Tensor, rope: Tensor | None = None) -> None:
+        """The new keys, which `rope` turns, and values go to the caches; then all attend, maybe
+        in two steps."""
         q, k, v, k_cache, v_cache, cells, *others = node.inputs
         caches = k_cache, v_cache
         alone = self._dealt(k_cache)
-        writes = [self.place(t) for t in caches]
-        self.step("kv_store", None, (k, v, cells, *caches), writes=writes)
+        writes, turn, how = [self.place(t) for t in caches], list[Range](), tuple[int, ...]()
+        if rope is not None:
+            table, how = self._turn(rope)
+            turn, keys = [table], rope.inputs[0]
+        else:
+            keys = k
+        self.step("kv_store", None, (keys, v, cells, *caches), how, reads=turn, writes=writes)
         inputs, values = (q, *caches, *others), attention(node)
         size, reads = partial_bytes(node, self.threads), list[Range]()
         if size:
@@ -295,8 +304,12 @@ class _Writer:
             self.step(node.op.name, node, node.inputs, head=head)
 
     def _rope(self, node: Tensor) -> None:
-        """A product with a table that all ropes of its kind share."""
-        x, *where = node.inputs
+        at, numbers = self._turn(node)
+        self.step("rope", node, node.inputs[:1], numbers, reads=[at])
+
+    def _turn(self, node: Tensor) -> tuple[Range, tuple[int, ...]]:
+        """The table that all ropes of its kind share, and the integers of a step with it."""
+        _, *where = node.inputs
         table = rope_table(node)
         if (key := (*where, *table)) not in self.turns:
             size = 4 * where[0].size * table[0]
@@ -304,8 +317,7 @@ class _Writer:
             numbers = (table[0], to[0] - _WDATA, *table[1:])
             self.step("rope_cos_sin", None, where, numbers, writes=[to])
         at = self.turns[key]
-        numbers = (table[0], at[0] - _WDATA, node.attrs["mode"] == "norm")
-        self.step("rope", node, (x,), numbers, reads=[at])
+        return at, (table[0], at[0] - _WDATA, node.attrs["mode"] == "norm")
 
     def finish(self) -> Compiled:
         steps, tensors = np.array(self.steps, STEP), np.array(self.tensors, TENSOR)

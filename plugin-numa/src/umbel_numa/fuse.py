@@ -43,6 +43,14 @@ class Linear:
 
 
 @attrs.frozen(eq=False)
+class Turned:
+    """A kv_attention whose keys are turned as they are stored."""
+
+    attention: Tensor
+    rope: Tensor
+
+
+@attrs.frozen(eq=False)
 class Fuser:
     """Finds them in the computed nodes of a split, in order."""
 
@@ -56,12 +64,26 @@ class Fuser:
     def _count(self) -> Counter[Tensor]:
         return Counter(s for n in self.nodes for s in {t.storage for t in n.inputs})
 
-    def items(self) -> Iterator[Tensor | Linear]:
+    def items(self) -> Iterator[Tensor | Linear | Turned]:
         i = 0
         while i < len(self.nodes):
+            if self._turns_keys(i):
+                yield Turned(self.nodes[i + 1], self.nodes[i])
+                i += 2
+                continue
             linear, taken = self._linear(i)
             yield linear or self.nodes[i]
             i += taken
+
+    def _turns_keys(self, i: int) -> bool:
+        """Whether node i is a rope of nothing but the keys that the next node stores."""
+        rope, *others = self.nodes[i : i + 2]
+        names = [node.op.name for node in (rope, *others) if node.op is not None]
+        if names != ["rope", "kv_attention"]:
+            return False
+        key = others[0].inputs[1]
+        whole = key.storage is rope and key.size == rope.size and key.is_contiguous
+        return whole and self._only(rope, 1)
 
     def _linear(self, i: int) -> tuple[Linear | None, int]:
         """The fused step that begins at node i, and how many nodes it takes."""

@@ -5,52 +5,64 @@
 
 #include "piece.h"
 
-/* A token's mask in the chunk; its bits, since compilers compare integers in vectors: those of
- * a negative number are larger the lower it is. */
+/* Of n masks, a multiple of 16, whether some are seen, and whether the mask changes nothing. */
+static int look_through(const float *mask, int n, int *plain)
+{
+    xf top = xf_load(mask), low = top;
+    for (int k = UN_XL; k < n; k += UN_XL) {
+        top = xf_max(top, xf_load(mask + k));
+        low = xf_min(low, xf_load(mask + k));
+    }
+    float most = xf_most(top);
+    *plain = most == 0 && xf_most(xf_neg(low)) == 0;
+    return most >= UN_SEEN;
+}
+
+/* A token's mask in the chunk; mostly all of it is alike. */
 static void look_at(const float *mask, uint32_t *seen, uint32_t *plain)
 {
-    const uint32_t least = un_bits_of(UN_SEEN);
-    *seen = *plain = 0;
-    for (int b = 0; b < UN_KEY_BLOCKS; b++, mask += UN_LANES) {
-        uint32_t some = 0, odd = 0;
-        for (int k = 0; k < UN_LANES; k++) {
-            uint32_t u = un_bits_of(mask[k]);
-            some |= u <= least;
-            odd |= u << 1;
-        }
-        *seen |= some << b;
-        *plain |= (uint32_t)!odd << b;
+    const uint32_t all = (1u << UN_KEY_BLOCKS) - 1;
+    int still, some = look_through(mask, UN_CHUNK, &still);
+    *seen = some ? all : 0;
+    *plain = still ? all : 0;
+    for (int b = 0; some && !still && b < UN_KEY_BLOCKS; b++) {
+        int here;
+        if (!look_through(mask + b * UN_LANES, UN_LANES, &here))
+            *seen &= ~(1u << b);
+        *plain |= (uint32_t)here << b;
     }
+}
+
+/* A token's mask for n columns: where it lies, or a copy that is filled up. */
+static const float *mask_of(const piece *w, int64_t t, int64_t from, int64_t n)
+{
+    const un_tensor *mask = w->a->mask;
+    float *m = w->mask + t * UN_CHUNK;
+    if (mask) {
+        const char *row = mask->data + (mask->n[0] > 1 ? w->seq : 0) * mask->s[0];
+        row += (w->token + t) * mask->s[2];
+        if (n == UN_CHUNK && mask->type == UN_F32 && mask->s[3] == 4)
+            return (const float *)row + from;
+        un_values(row, mask->type, mask->s[3], from, n, m);
+    } else
+        memset(m, 0, (size_t)n * 4);
+    for (int64_t k = n; k < UN_CHUNK; k++)
+        m[k] = 2 * UN_SEEN;
+    return m;
 }
 
 /* The masks of the tokens for columns [from, to), and what is seen there at all. */
 static void look(piece *w, int64_t from, int64_t to)
 {
-    const un_tensor *mask = w->a->mask;
-    int64_t n = to - from;
     w->any = 0;
-    for (int64_t t = 0; t < w->tokens; t++) {
-        float *m = w->mask + t * UN_CHUNK;
-        if (mask) {
-            const char *row = mask->data + (mask->n[0] > 1 ? w->seq : 0) * mask->s[0];
-            row += (w->token + t) * mask->s[2];
-            un_values(row, mask->type, mask->s[3], from, n, m);
-        } else
-            memset(m, 0, (size_t)n * 4);
-        for (int64_t k = n; k < UN_CHUNK; k++)
-            m[k] = 2 * UN_SEEN;
-        look_at(m, &w->seen[t], &w->plain[t]);
+    memset(w->tiles, 0, (size_t)(w->rows + UN_ROWS - 1) / UN_ROWS * 4);
+    for (int64_t t = 0, r = 0; t < w->tokens; t++) {
+        w->masks[t] = mask_of(w, t, from, to - from);
+        look_at(w->masks[t], &w->seen[t], &w->plain[t]);
         w->any |= w->seen[t];
+        for (int64_t end = r + w->a->group; r < end; r++)
+            w->tiles[r / UN_ROWS] |= w->seen[t];
     }
-}
-
-/* Which of rows r .. r + n - 1 see what. */
-static uint32_t seen_by(const piece *w, int64_t r, int64_t n)
-{
-    uint32_t seen = 0;
-    for (int64_t t = r / w->a->group; t <= (r + n - 1) / w->a->group; t++)
-        seen |= w->seen[t];
-    return seen;
 }
 
 enum { PER_BLOCK = UN_BLOCK / UN_LANES, ALL = (1 << PER_BLOCK) - 1 };
@@ -66,7 +78,7 @@ static void score(piece *w, int64_t b)
     for (int64_t r = 0; r < w->rows; r += UN_ROWS) {
         int n = (int)rest(w->rows - r, UN_ROWS);
         float *out = w->its.scores + r * UN_CHUNK + b;
-        if (!has(seen_by(w, r, n), b))
+        if (!has(w->tiles[r / UN_ROWS], b))
             continue;
         if (w->rows > FEW)
             un_score_tile(w->its.q + r * a->hd, w->turned, a->hd, out, n);
@@ -84,52 +96,77 @@ static inline xf capped(xf s, float cap)
     return xf_sub(xf_keep_ge(t, x, 0), xf_keep_ge(t, negative, 1e-45f));
 }
 
-/* The scores of a row, capped and with the mask, in place; the largest of them. */
-static float masked(const piece *w, int64_t r, float *s)
+/* Scores capped and with the mask, in place, of row i of token t; the largest of them. */
+static xf masked(const piece *w, int64_t t, int64_t i, float *s)
 {
     const attention *a = w->a;
-    const float *mask = w->mask + r / a->group * UN_CHUNK;
-    uint32_t seen = w->seen[r / a->group], plain = w->plain[r / a->group];
-    xf slope = xf_set1(un_slope(w->kv * a->group + r % a->group, a->heads, a->max_bias));
-    xf most[UN_PARTS];
-    for (int p = 0; p < UN_PARTS; p++)
-        most[p] = xf_set1(UN_LOWEST);
+    xf slope = xf_set1(un_slope(w->kv * a->group + i, a->heads, a->max_bias));
+    xf most = xf_set1(UN_LOWEST);
     for (int k = 0; k < UN_CHUNK; k += UN_XL) {
-        if (!(seen >> k / UN_LANES & 1))
+        if (!(w->seen[t] >> k / UN_LANES & 1))
             continue;
-        xf v = xf_load(s + k), *top = &most[k / UN_XL % UN_PARTS];
-        int changes = a->softcap != 0 || !(plain >> k / UN_LANES & 1);
+        xf v = xf_load(s + k);
         if (a->softcap != 0)
             v = capped(v, a->softcap);
-        if (!(plain >> k / UN_LANES & 1)) {
-            xf bias = xf_load(mask + k);
+        if (!(w->plain[t] >> k / UN_LANES & 1)) {
+            xf bias = xf_load(w->masks[t] + k);
             v = un_hide(xf_add(v, xf_mul(bias, slope)), bias);
         }
-        *top = xf_max(v, *top);
-        if (changes)
-            xf_store(s + k, v);
+        most = xf_max(v, most);
+        xf_store(s + k, v);
     }
-    return un_most(most);
+    return most;
 }
 
-/* The scores of a row to weights, in place: of what it does not see 0. Their sum is left in
- * partial sums, so that those of several rows are added at once. */
-static void weights(piece *w, int64_t r)
+/* The largest score of each row of token t, of what it sees. */
+static void find_largest(piece *w, int64_t t)
 {
-    float *s = w->its.scores + r * UN_CHUNK, m = masked(w, r, s);
-    uint32_t seen = w->seen[r / w->a->group];
-    xf sum[UN_PARTS];
-    for (int p = 0; p < UN_PARTS; p++)
-        sum[p] = xf_zero();
-    for (int k = 0; k < UN_CHUNK; k += UN_XL) {
-        xf e = xf_zero(), *part = &sum[k / UN_XL % UN_PARTS];
-        if (seen >> k / UN_LANES & 1)
-            e = xf_exp(xf_sub(xf_load(s + k), xf_set1(m)));
-        *part = xf_add(*part, e);
-        xf_store(s + k, e);
+    uint32_t seen = w->seen[t];
+    for (int64_t i = 0, r = t * w->a->group; i < w->a->group; i++, r++) {
+        float *s = w->its.scores + r * UN_CHUNK;
+        xf most = xf_set1(UN_LOWEST);
+        if (w->a->softcap != 0 || (seen & ~w->plain[t]))
+            most = masked(w, t, i, s);
+        else
+            for (int k = 0; k < UN_CHUNK; k += UN_XL)
+                if (seen >> k / UN_LANES & 1)
+                    most = xf_max(xf_load(s + k), most);
+        w->its.chunk_m[r] = xf_most(most);
     }
-    w->its.chunk_m[r] = m;
-    xf_store(w->its.parts + r * UN_XL, xf_fold(sum));
+}
+
+/* The scores of token t to weights, in place: of what it does not see 0. Their sums are left in
+ * partial sums, so that those of several rows are added at once. */
+static void find_weights(piece *w, int64_t t)
+{
+    uint32_t seen = w->seen[t];
+    for (int64_t i = 0, r = t * w->a->group; i < w->a->group; i++, r++) {
+        float *s = w->its.scores + r * UN_CHUNK;
+        xf sum[UN_PARTS], m = xf_set1(w->its.chunk_m[r]);
+        for (int p = 0; p < UN_PARTS; p++)
+            sum[p] = xf_zero();
+        for (int k = 0; k < UN_CHUNK; k += UN_XL) {
+            xf e = xf_zero(), *part = &sum[k / UN_XL % UN_PARTS];
+            if (seen >> k / UN_LANES & 1)
+                e = un_exp_below(xf_sub(xf_load(s + k), m));
+            *part = xf_add(*part, e);
+            xf_store(s + k, e);
+        }
+        xf_store(w->its.parts + r * UN_XL, xf_fold(sum));
+    }
+}
+
+enum { ABREAST = 8 }; /* tokens, so that the largest of a row is known when it is wanted */
+
+static void weights(piece *w)
+{
+    for (int64_t from = 0; from < w->tokens; from += ABREAST) {
+        int64_t to = rest(w->tokens, from + ABREAST);
+        for (int64_t t = from; t < to; t++)
+            find_largest(w, t);
+        for (int64_t t = from; t < to; t++)
+            find_weights(w, t);
+    }
 }
 
 static void add_weights(piece *w)
@@ -175,7 +212,7 @@ static void weigh(piece *w, int64_t b, int count)
     for (int64_t r = 0; r < w->rows; r += UN_ROWS) {
         int n = (int)rest(w->rows - r, UN_ROWS);
         const float *p = w->its.scores + r * UN_CHUNK + b;
-        if (!has(seen_by(w, r, n), b))
+        if (!has(w->tiles[r / UN_ROWS], b))
             continue;
         if (w->rows > FEW)
             un_weigh(p, w->fetched, count, a->hv, w->its.acc + r * a->hv, n);
@@ -215,16 +252,16 @@ static void attend(piece *w, int64_t from, int64_t to)
     int64_t end = w->first + w->heads;
     walk(w, from, to, &a->k, &a->v, from, a->hd);
     for (turn_to(w, w->first); w->kv < end; turn_to(w, w->kv + 1)) {
-        for (int64_t r = 0; r < w->rows; r++)
-            weights(w, r);
+        weights(w);
         add_weights(w);
     }
     memset(w->all.acc, 0, (size_t)(w->heads * w->rows * a->hv) * 4);
     walk(w, from, to, &a->v, &a->k, to + w->next, a->hv);
     for (turn_to(w, w->first); w->kv < end; turn_to(w, w->kv + 1))
-        for (int64_t r = 0; r < w->rows; r++)
-            if (!all_finite(w->its.acc + r * a->hv, a->hv))
-                weigh_finite(w, r, from, to);
+        if (!all_finite(w->its.acc, w->rows * a->hv))
+            for (int64_t r = 0; r < w->rows; r++)
+                if (!all_finite(w->its.acc + r * a->hv, a->hv))
+                    weigh_finite(w, r, from, to);
 }
 
 #endif

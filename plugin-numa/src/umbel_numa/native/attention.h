@@ -21,9 +21,15 @@ enum { UN_CHUNK = 128, UN_BLOCK = 32, UN_KEY_BLOCKS = UN_CHUNK / UN_LANES };
 /* The keys of a block with their dimensions one behind the other: [hd][UN_BLOCK]. */
 static void un_turn_keys(const float *keys, int64_t hd, float *turned)
 {
-    for (int64_t d = 0; d < hd; d += 4)
-        for (int i = 0; i < UN_BLOCK; i += 4)
-            un_turn4(keys + i * hd + d, hd, turned + d * UN_BLOCK + i, UN_BLOCK);
+    for (int64_t d = 0; d < hd; d += UN_XL)
+        for (int i = 0; i < UN_BLOCK; i += UN_XL) {
+            xf v[UN_XL];
+            for (int k = 0; k < UN_XL; k++)
+                v[k] = xf_load(keys + (i + k) * hd + d);
+            xf_transpose(v);
+            for (int k = 0; k < UN_XL; k++)
+                xf_store(turned + (d + k) * UN_BLOCK + i, v[k]);
+        }
 }
 
 /* The scores of R rows and a block of turned keys. Lanes are keys; the partial sums come in the

@@ -96,31 +96,46 @@ static void read_row(const uint8_t *group, int lane, int64_t cols, float *out)
     }
 }
 
+/* Tokens of a tile: two groups share an activation that was read where there are registers for
+ * their sums. */
 #ifdef UN_AVX512
-enum { MOST = 16 };
+enum { MOST = 8, WIDE = 2 };
 #define UNROLL _Pragma("GCC unroll 16")
+#define APART(p) __asm__("" : "+r"(p)) /* gcc would keep addresses of all that it reads */
 #else
-enum { MOST = 4 };
+enum { MOST = 4, WIDE = 1 };
 #define UNROLL _Pragma("GCC unroll 2")
+#define APART(p) (void)0
 #endif
 #ifdef UN_AVX2
 #define IN_PLACE(v) __asm__("" : "+x"(v)) /* one sum after the other: few registers */
 #else
 #define IN_PLACE(v) (void)0
 #endif
-
-/* acc + w x for the pairs of k of one block; [token * UN_PARTS + part] */
-UN_INLINE void block_dot(const uint8_t *w, const int16_t *q, int64_t n, const int T, xi *s)
+/* The products of the pairs of k of one block: G groups, `apart` bytes from each other, and T
+ * tokens, n values from each other; s[(group * T + token) * UN_PARTS + part]. */
+UN_INLINE void block_dot(const uint8_t *w, int64_t apart, const int16_t *q, int64_t n,
+                         const int G, const int T, xi *s)
 {
-    _Pragma("GCC unroll 32") for (int i = 0; i < T * UN_PARTS; i++)
+    const int16_t *x[(MOST + 2) / 3];
+    _Pragma("GCC unroll 4") for (int i = 0; 3 * i < T; i++)
+        x[i] = q + 3 * i * n;
+    _Pragma("GCC unroll 32") for (int i = 0; i < G * T * UN_PARTS; i++)
         s[i] = xi_zero();
     UNROLL for (int j = 0; j < 16; j++) {
-        xh v[UN_PARTS];
-        _Pragma("GCC unroll 4") for (int p = 0; p < UN_PARTS; p++)
-            v[p] = xh_load((const int16_t *)(w + 64 * j) + 2 * UN_XL * p);
-        _Pragma("GCC unroll 32") for (int i = 0; i < T * UN_PARTS; i++) {
-            s[i] = xi_dot16(s[i], v[i % UN_PARTS], q + i / UN_PARTS * n + 2 * j);
-            IN_PLACE(s[i]);
+        xh v[WIDE * UN_PARTS];
+        _Pragma("GCC unroll 4") for (int i = 0; i < G * UN_PARTS; i++)
+            v[i] = xh_load((const int16_t *)(w + i / UN_PARTS * apart + 64 * j) +
+                           2 * UN_XL * (i % UN_PARTS));
+        _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+            _Pragma("GCC unroll 4") for (int i = 0; i < G * UN_PARTS; i++) {
+                xi *sum = s + (i / UN_PARTS * T + t) * UN_PARTS + i % UN_PARTS;
+                *sum = xi_dot16(*sum, v[i], x[t / 3] + t % 3 * n);
+                IN_PLACE(*sum);
+            }
+        _Pragma("GCC unroll 4") for (int i = 0; 3 * i < T; i++) {
+            x[i] += 2;
+            APART(x[i]);
         }
     }
 }
@@ -136,45 +151,56 @@ UN_INLINE void accumulate(const uint8_t *block, const xi *s, float factor, float
 }
 
 /* As blocks.h says, with the vectors of a group side by side: they share the activations. */
-UN_INLINE void tile(const un_dot *d, int first, const int T)
+UN_INLINE void tile(const un_dot *d, int first, const int G, const int T)
 {
-    const int64_t blocks = d->x.blocks, n = d->x.n;
+    const int64_t blocks = d->x.blocks, n = d->x.n, apart = d->group_bytes;
     const int16_t *q = (const int16_t *)d->x.q + first * n;
     const float *dx = d->x.d + first * blocks, *rest = d->x.s + first * blocks;
     float *out = d->acc + first * UN_LANES;
-    int rough = 0;
-    for (int t = 0; t < T; t++)
-        for (int64_t b = d->from; b < d->to; b++)
-            rough |= rest[t * blocks + b] != 0;
     if (!d->more)
-        memset(out, 0, (size_t)T * UN_LANES * 4);
+        for (int g = 0; g < G; g++)
+            memset(out + g * UN_MANY * UN_LANES, 0, (size_t)T * UN_LANES * 4);
     for (int64_t b = d->from; b < d->to; b++) {
         const uint8_t *block = d->group + b * BLOCK;
-        xi s[MOST * UN_PARTS];
-        block_dot(block + SCALES, q + 64 * b, n, T, s);
-        _Pragma("GCC unroll 16") for (int t = 0; t < T; t++)
-            accumulate(block, s + t * UN_PARTS, dx[t * blocks + b], out + t * UN_LANES);
-        for (int t = 0; t < T && rough; t++)
-            if (rest[t * blocks + b]) {
-                block_dot(block + SCALES, q + t * n + 64 * b + 32, n, 1, s);
-                accumulate(block, s, rest[t * blocks + b], out + t * UN_LANES);
-            }
+        xi s[WIDE * MOST * UN_PARTS];
+        uint32_t rough = 0;
+        block_dot(block + SCALES, apart, q + 64 * b, n, G, T, s);
+        _Pragma("GCC unroll 2") for (int g = 0; g < G; g++)
+            _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+                accumulate(block + g * apart, s + (g * T + t) * UN_PARTS, dx[t * blocks + b],
+                           out + (g * UN_MANY + t) * UN_LANES);
+        _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+            rough |= un_bits_of(rest[t * blocks + b]);
+        if (rough) {
+            block_dot(block + SCALES, apart, q + 64 * b + 32, n, G, T, s);
+            _Pragma("GCC unroll 2") for (int g = 0; g < G; g++)
+                _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+                    if (rest[t * blocks + b])
+                        accumulate(block + g * apart, s + (g * T + t) * UN_PARTS,
+                                   rest[t * blocks + b], out + (g * UN_MANY + t) * UN_LANES);
+        }
     }
 }
 
-static void tiles(const un_dot *d)
+UN_INLINE void tiles_of(const un_dot *d, const int G)
 {
     int t = 0;
     for (; t + MOST <= d->tokens; t += MOST)
-        tile(d, t, MOST);
-    if (t + 8 <= d->tokens && MOST > 8)
-        tile(d, t, 8), t += 8;
-    if (t + 4 <= d->tokens)
-        tile(d, t, 4), t += 4;
+        tile(d, t, G, MOST);
+    if (t + 4 <= d->tokens && MOST > 4)
+        tile(d, t, G, 4), t += 4;
     if (t + 2 <= d->tokens)
-        tile(d, t, 2), t += 2;
+        tile(d, t, G, 2), t += 2;
     if (t < d->tokens)
-        tile(d, t, 1);
+        tile(d, t, G, 1);
+}
+
+static void tiles(const un_dot *d, int groups)
+{
+    if (groups == 2 && WIDE == 2)
+        tiles_of(d, WIDE);
+    else
+        tiles_of(d, 1);
 }
 
 enum { CHUNK = 16 }; /* blocks of a group that stay in the first level of the cache */
@@ -182,14 +208,14 @@ enum { CHUNK = 16 }; /* blocks of a group that stay in the first level of the ca
 static void dot(const un_dot *d)
 {
     for (int64_t b = d->from; b < d->to; b += CHUNK)
-        for (int g = 0; g < d->groups; g++) {
+        for (int g = 0; g < d->groups; g += WIDE) {
             un_dot one = *d;
             one.group += g * d->group_bytes;
             one.acc += g * UN_MANY * UN_LANES;
             one.from = b;
             one.to = b + CHUNK < d->to ? b + CHUNK : d->to;
             one.more = d->more || b > d->from;
-            tiles(&one);
+            tiles(&one, WIDE < d->groups - g ? WIDE : d->groups - g);
         }
 }
 

@@ -19,6 +19,15 @@ typedef struct {
     const un_tensor *unit; /* the result of the gated unit */
 } layers;
 
+/* n results; most groups are whole, and a call to copy so little would take longer. */
+static inline void put(float *to, const float *from, int64_t n)
+{
+    if (n == UN_LANES)
+        memcpy(to, from, UN_LANES * 4);
+    else
+        memcpy(to, from, (size_t)n * 4);
+}
+
 /* Where 16 results of one token and group go, and what is added to them. */
 static void store(const layers *l, int p, int64_t row, int64_t t, const float *acc)
 {
@@ -26,12 +35,15 @@ static void store(const layers *l, int p, int64_t row, int64_t t, const float *a
     int64_t rows = l->w[p]->weight->rows, n = rows - row < UN_LANES ? rows - row : UN_LANES;
     float *to = (float *)(out->data + t * out->s[2]) + row;
     if (!add) {
-        memcpy(to, acc, (size_t)n * 4);
+        put(to, acc, n);
         return;
     }
     const char *line = add->data + (add->n[2] > 1 ? t * add->s[2] : 0);
     const float *from = (const float *)line + row;
-    for (int64_t i = 0; i < n; i++)
+    int64_t i = 0;
+    for (; i + UN_XL <= n; i += UN_XL)
+        xf_store(to + i, xf_add(xf_load(acc + i), xf_load(from + i)));
+    for (; i < n; i++)
         to[i] = acc[i] + from[i];
 }
 
@@ -53,7 +65,7 @@ static void store_unit(const layers *l, int64_t row, int64_t t, const float *gat
 {
     int64_t rows = l->w[0]->weight->rows, n = rows - row < UN_LANES ? rows - row : UN_LANES;
     float *to = (float *)(l->unit->data + t * l->unit->s[2]) + row;
-    memcpy(to, gate, (size_t)n * 4);
+    put(to, gate, n);
 }
 
 /* One or two groups of a product, or of both that make a unit, against n tokens. */

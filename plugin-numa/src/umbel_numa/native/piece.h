@@ -42,10 +42,12 @@ typedef struct {
     rows_of all;                /* those of the KV heads one behind the other */
     rows_of its;                /* those of the KV head at work */
     float *fetched, *turned, *mask;
+    const float **masks;        /* of each token: its row, or a copy that was filled up */
     const char *row[UN_BLOCK];  /* those that were found */
     const char *at[UN_BLOCK];   /* what was fetched of them, as `type` */
     int type;
     uint32_t *seen, *plain, any; /* of 16 positions: some are seen; the mask changes nothing */
+    uint32_t *tiles;            /* seen by some of UN_ROWS rows */
 } piece;
 
 enum { FEW = 8 }; /* rows for which keys need not be turned */
@@ -157,7 +159,7 @@ static int make_room(const un_task *task, const attention *a, int64_t heads, int
     int64_t rows = tokens * a->group, all = rows * heads, padded = whole(rows) * heads;
     int64_t wide = a->hd > a->hv ? a->hd : a->hv;
     int64_t n = all * (a->hd + 2 * a->hv + UN_CHUNK) + padded * (4 + UN_XL);
-    n += UN_BLOCK * (wide + a->hd) + tokens * (UN_CHUNK + 2) + 16 * UN_LANES;
+    n += UN_BLOCK * (wide + a->hd) + tokens * (UN_CHUNK + 4) + rows + 18 * UN_LANES;
     float *at = un_scratch_get(task, (size_t)n * 4);
     if (!at)
         return 0;
@@ -175,8 +177,10 @@ static int make_room(const un_task *task, const attention *a, int64_t heads, int
     w->fetched = take(&at, UN_BLOCK * wide);
     w->turned = take(&at, UN_BLOCK * a->hd);
     w->mask = take(&at, tokens * UN_CHUNK);
+    w->masks = (const float **)take(&at, tokens * (int64_t)(sizeof *w->masks / sizeof *at));
     w->seen = (uint32_t *)take(&at, tokens);
     w->plain = (uint32_t *)take(&at, tokens);
+    w->tiles = (uint32_t *)take(&at, rows);
     return 1;
 }
 

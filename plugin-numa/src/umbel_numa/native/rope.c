@@ -6,6 +6,7 @@
  * multiplied by; i[6], i[7] the pairs between which YaRN mixes.
  * rope: in[0] x (n, heads, head_dim); i[0] n_dims, i[1] where the table is in the node's wdata,
  * i[2] 1: neighbours are a pair, else halves are. */
+#include "functions.h"
 #include "rows.h"
 
 static double real(int64_t bits)
@@ -77,27 +78,33 @@ static inline void turn(const float *x, const float *cosine, const float *sine, 
     }
 }
 
+void UN_(turn_head)(float *out, const float *x, const float *cosine, const float *sine,
+                    int64_t dims, int64_t size, int neighbours)
+{
+    int64_t half = dims / 2;
+    for (int64_t k = 0; k < half; k += PAIRS) {
+        int n = (int)(half - k < PAIRS ? half - k : PAIRS);
+        if (neighbours)
+            turn(x + 2 * k, cosine + k, sine + k, n, 1, 2, out + 2 * k);
+        else
+            turn(x + k, cosine + k, sine + k, n, half, 1, out + k);
+    }
+    if (x != out)
+        memcpy(out + dims, x + dims, (size_t)(size - dims) * 4);
+}
+
 void UN_(rope)(const un_task *task)
 {
     const un_tensor *x = un_in(task, 0), *out = un_out(task);
-    int64_t n = x->n[1], heads = x->n[2], dims = task->step->i[0], half = dims / 2, from, to;
+    int64_t n = x->n[1], heads = x->n[2], dims = task->step->i[0], from, to;
     const float *table = (const float *)(task->wdata[task->node] + task->step->i[1]);
     float *room = un_scratch_get(task, (size_t)x->n[3] * 4);
-    int neighbours = task->step->i[2] != 0;
     un_share(n * heads, task->thread, task->threads, &from, &to);
     for (int64_t i = from; room && i < to; i++) {
         int64_t t = i / heads, h = i % heads;
         const float *head = un_floats(x, x->data + t * x->s[1] + h * x->s[2], room);
-        float *result = (float *)(out->data + t * out->s[1] + h * out->s[2]);
-        for (int64_t k = 0; k < half; k += PAIRS) {
-            int count = (int)(half - k < PAIRS ? half - k : PAIRS);
-            const float *cosine = table + t * half + k, *sine = cosine + n * half;
-            if (neighbours)
-                turn(head + 2 * k, cosine, sine, count, 1, 2, result + 2 * k);
-            else
-                turn(head + k, cosine, sine, count, half, 1, result + k);
-        }
-        if (head != result)
-            memcpy(result + dims, head + dims, (size_t)(x->n[3] - dims) * 4);
+        const float *cosine = table + t * dims / 2;
+        UN_(turn_head)((float *)(out->data + t * out->s[1] + h * out->s[2]), head, cosine,
+                       cosine + n * dims / 2, dims, x->n[3], task->step->i[2] != 0);
     }
 }

@@ -193,16 +193,6 @@ static inline xf xf_sums(const xf *v)
 }
 #endif
 
-#ifndef UN_OWN_TURN
-/* Four values of each of four rows, `stride` values apart, become four rows `to` apart. */
-static inline void un_turn4(const float *rows, int64_t stride, float *out, int64_t to)
-{
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 4; k++)
-            out[k * to + i] = rows[i * stride + k];
-}
-#endif
-
 /* Sum over k of a[k] b[k] in 16 partial sums, so that its order depends on n alone. */
 static inline float un_dot_f32(const float *a, const float *b, int64_t n)
 {

@@ -184,16 +184,3 @@ static inline xf xf_sums(const xf v[16])
                   _mm512_shuffle_ps(four[2], four[3], 0xee));
     return xf_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
-
-/* Four values of each of four rows, `stride` values apart, become four rows `to` apart. */
-#define UN_OWN_TURN
-static inline void un_turn4(const float *rows, int64_t stride, float *out, int64_t to)
-{
-    __m128 a = _mm_loadu_ps(rows), b = _mm_loadu_ps(rows + stride);
-    __m128 c = _mm_loadu_ps(rows + 2 * stride), d = _mm_loadu_ps(rows + 3 * stride);
-    _MM_TRANSPOSE4_PS(a, b, c, d);
-    _mm_storeu_ps(out, a);
-    _mm_storeu_ps(out + to, b);
-    _mm_storeu_ps(out + 2 * to, c);
-    _mm_storeu_ps(out + 3 * to, d);
-}

@@ -177,15 +177,3 @@ static inline void xf_transpose(xf *v)
     v[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
     v[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
 }
-
-/* Four values of each of four rows, `stride` values apart, become four rows `to` apart. */
-#define UN_OWN_TURN
-static inline void un_turn4(const float *rows, int64_t stride, float *out, int64_t to)
-{
-    xf v[4];
-    for (int i = 0; i < 4; i++)
-        v[i] = xf_load(rows + i * stride);
-    xf_transpose(v);
-    for (int i = 0; i < 4; i++)
-        xf_store(out + i * to, v[i]);
-}

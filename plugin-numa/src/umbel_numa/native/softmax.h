@@ -15,6 +15,14 @@ static inline xf un_hide(xf score, xf mask)
     return xf_sub(xf_zero(), turned);
 }
 
+/* xf_exp of what is not above 0. */
+static inline xf un_exp_below(xf x)
+{
+    xi n;
+    xf q = xf_exp_parts(x, &n);
+    return xf_keep_ge(xf_pow2(xf_add(q, xf_set1(1)), n), x, -87.33654f);
+}
+
 /* The largest of UN_PARTS vectors. */
 static inline float un_most(const xf *v)
 {
