@@ -28,7 +28,7 @@ LIBRARY = "umbel_numa.libumbel_numa"
 ONCE = ("run.c", "pool.c", "barrier.c", "pages.c", "cpu.c", "tables.c")
 PLAIN = ("-std=c11", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 PLAIN += ("-Wall", "-Wextra", "-Wno-unused-parameter", "-D_GNU_SOURCE", "-fno-math-errno")
-PLAIN += ("-Wno-missing-field-initializers",)
+PLAIN += ("-Wno-missing-field-initializers", "-Werror=implicit-function-declaration")
 X86 = {
     "avx512": (
         *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),

@@ -86,6 +86,13 @@ static inline xf xf_or_inf(xf p, xf x, float most)
 static inline xf xf_of_bits(xi v) { return _mm256_castsi256_ps(v); }
 static inline xi xi_bits_of(xf v) { return _mm256_castps_si256(v); }
 
+static inline float xf_most(xf v) /* of all lanes */
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
 static inline xi xi_zero(void) { return _mm256_setzero_si256(); }
 static inline xi xi_set1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline xi xi_add(xi a, xi b) { return _mm256_add_epi32(a, b); }

@@ -80,6 +80,8 @@ static inline xf xf_or_inf(xf p, xf x, float most)
 static inline xf xf_of_bits(xi v) { return _mm512_castsi512_ps(v); }
 static inline xi xi_bits_of(xf v) { return _mm512_castps_si512(v); }
 
+static inline float xf_most(xf v) { return _mm512_reduce_max_ps(v); } /* of all lanes */
+
 static inline xi xi_zero(void) { return _mm512_setzero_si512(); }
 static inline xi xi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline xi xi_add(xi a, xi b) { return _mm512_add_epi32(a, b); }

@@ -60,6 +60,8 @@ static inline xf xf_or_inf(xf p, xf x, float most)
 static inline xf xf_of_bits(xi v) { return vreinterpretq_f32_s32(v); }
 static inline xi xi_bits_of(xf v) { return vreinterpretq_s32_f32(v); }
 
+static inline float xf_most(xf v) { return vmaxnmvq_f32(v); } /* of all lanes */
+
 static inline xi xi_zero(void) { return vdupq_n_s32(0); }
 static inline xi xi_set1(int32_t x) { return vdupq_n_s32(x); }
 static inline xi xi_add(xi a, xi b) { return vaddq_s32(a, b); }

@@ -71,6 +71,14 @@ static inline xi xi_bits_of(xf a)
     return r;
 }
 
+static inline float xf_most(xf a) /* of all lanes */
+{
+    float most = a.v[0];
+    for (int i = 1; i < 16; i++)
+        most = a.v[i] > most ? a.v[i] : most;
+    return most;
+}
+
 static inline xi xi_zero(void) { UN_EACH(xi, 16, 0); }
 static inline xi xi_set1(int32_t x) { UN_EACH(xi, 16, x); }
 static inline xi xi_add(xi a, xi b) { UN_EACH(xi, 16, a.v[i] + b.v[i]); }
