@@ -83,7 +83,7 @@ static void score(piece *w, int64_t b)
         if (w->rows > FEW)
             un_score_tile(w->its.q + r * a->hd, w->turned, a->hd, out, n);
         else
-            un_score_few(w->its.q + r * a->hd, w->at, w->type, a->hd, out, n);
+            un_score_few(w->its.q + r * a->hd, w->at, w->ahead, w->type, a->hd, out, n);
     }
 }
 
@@ -189,7 +189,7 @@ static void weigh_finite(piece *w, int64_t r, int64_t from, int64_t to)
         float p = w->its.scores[r * UN_CHUNK + k];
         if (p == 0)
             continue;
-        find(&a->v, w, from + k, 1);
+        find(&a->v, w, from + k, 1, w->row);
         fetch(&a->v, w, 1, a->hv);
         for (int64_t d = 0; d < a->hv; d += UN_XL)
             xf_store(acc + d, xf_fma(un_take(w->at[0], w->type, d), xf_set1(p),
@@ -217,26 +217,31 @@ static void weigh(piece *w, int64_t b, int count)
         if (w->rows > FEW)
             un_weigh(p, w->fetched, count, a->hv, w->its.acc + r * a->hv, n);
         else
-            un_weigh_few(p, w->at, w->type, count, a->hv, w->its.acc + r * a->hv, n);
+            un_weigh_few(p, w->at, w->ahead, w->type, count, a->hv, w->its.acc + r * a->hv, n);
     }
 }
 
-/* Scores, or weighted values, of one block after the other and of each KV head; what comes
- * after a block, or after them all (`after`, from column `then` on), is asked for meanwhile. */
+/* Scores, or weighted values, of one block after the other and of each KV head. Few rows wait
+ * for memory: meanwhile each asks for what comes after its block, or after them all (`after`,
+ * from column `then` on). Where nothing comes they ask for what is there. */
 static void walk(piece *w, int64_t from, int64_t to, const source *x, const source *after,
                  int64_t then, int64_t stride)
 {
     for (int64_t b = 0; from + b < to; b += UN_BLOCK) {
-        int count = (int)rest(to - from - b, UN_BLOCK);
-        if (w->rows <= FEW) {
-            int last = from + b + UN_BLOCK >= to;
-            expect(last ? after : x, w, last ? then : from + b + UN_BLOCK, UN_BLOCK);
-        }
+        int count = (int)rest(to - from - b, UN_BLOCK), last = from + b + UN_BLOCK >= to;
+        int64_t next = last ? then : from + b + UN_BLOCK, left = w->a->cells - next;
+        const source *y = last ? after : x;
         if (!has(w->any, b))
             continue;
-        find(x, w, from + b, count);
+        find(x, w, from + b, count, w->row);
+        if (w->rows <= FEW && left > 0)
+            find(y, w, next, rest(left, UN_BLOCK), w->later);
+        else
+            memcpy(w->later, w->row, sizeof w->later);
         for (turn_to(w, w->first); w->kv < w->first + w->heads; turn_to(w, w->kv + 1)) {
             fetch(x, w, count, stride);
+            for (int k = 0; k < UN_BLOCK && w->rows <= FEW; k++)
+                w->ahead[k] = w->later[k] + begins(y, w);
             if (x == &w->a->k)
                 score(w, b);
             else

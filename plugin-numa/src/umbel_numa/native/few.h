@@ -14,13 +14,22 @@ UN_INLINE xf un_take(const char *p, const int type, int64_t d)
                           : xf_load((const float *)p + d);
 }
 
+/* Asks for a row that comes later, while another is at work: one at a time, so that memory is
+ * busy all the time and never has more to fetch than it can. */
+UN_INLINE void un_ask(const char *row, int64_t n, const int type)
+{
+    for (int64_t at = 0; at < n * (type == UN_F16 ? 2 : 4); at += 64)
+        __builtin_prefetch(row + at);
+}
+
 /* The scores of R rows and UN_BLOCK keys. */
-UN_INLINE void un_score_few_of(const float *q, const char *const *keys, int64_t hd,
-                               float *scores, const int type, const int R)
+UN_INLINE void un_score_few_of(const float *q, const char *const *keys, const char *const *next,
+                               int64_t hd, float *scores, const int type, const int R)
 {
     for (int k = 0; k < UN_BLOCK; k += UN_XL) {
         xf sums[UN_ROWS][UN_XL];
         for (int j = 0; j < UN_XL; j++) {
+            un_ask(next[k + j], hd, type);
             xf part[UN_ROWS][UN_PARTS];
             _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
                 for (int p = 0; p < UN_PARTS; p++)
@@ -42,14 +51,16 @@ UN_INLINE void un_score_few_of(const float *q, const char *const *keys, int64_t 
 
 /* acc[r] += sum over n keys, in their order, of p[r][key] values[key]: R rows, N vectors from
  * d on. */
-UN_INLINE void un_weigh_few_of(const float *p, const char *const *values, int n, int64_t hv,
-                               int64_t d, float *acc, const int type, const int R, const int N)
+UN_INLINE void un_weigh_few_of(const float *p, const char *const *values,
+                               const char *const *next, int n, int64_t hv, int64_t d,
+                               float *acc, const int type, const int R, const int N)
 {
     xf a[16];
     _Pragma("GCC unroll 16") for (int i = 0; i < R * N; i++)
         a[i] = xf_load(acc + i / N * hv + d + i % N * UN_XL);
     for (int k = 0; k < n; k++) {
         xf v[4];
+        un_ask(next[k] + d * (type == UN_F16 ? 2 : 4), N * UN_XL, type);
         _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
             v[i] = un_take(values[k], type, d + i * UN_XL);
         _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) {
@@ -62,15 +73,16 @@ UN_INLINE void un_weigh_few_of(const float *p, const char *const *values, int n,
         xf_store(acc + i / N * hv + d + i % N * UN_XL, a[i]);
 }
 
-UN_INLINE void un_weigh_few_rows(const float *p, const char *const *values, int n, int64_t hv,
-                                 float *acc, const int type, const int R)
+UN_INLINE void un_weigh_few_rows(const float *p, const char *const *values,
+                                 const char *const *next, int n, int64_t hv, float *acc,
+                                 const int type, const int R)
 {
     enum { N = UN_PARTS == 1 ? 4 : 2 };
     int64_t d = 0;
     for (; d + N * UN_XL <= hv; d += N * UN_XL)
-        un_weigh_few_of(p, values, n, hv, d, acc, type, R, N);
+        un_weigh_few_of(p, values, next, n, hv, d, acc, type, R, N);
     for (; d < hv; d += UN_XL)
-        un_weigh_few_of(p, values, n, hv, d, acc, type, R, 1);
+        un_weigh_few_of(p, values, next, n, hv, d, acc, type, R, 1);
 }
 
 #define UN_FEW_ROWS(X, type) \
@@ -86,18 +98,18 @@ UN_INLINE void un_weigh_few_rows(const float *p, const char *const *values, int 
     else \
         UN_FEW_ROWS(X, UN_F32)
 
-static void un_score_few(const float *q, const char *const *keys, int type, int64_t hd,
-                         float *scores, int rows)
+static void un_score_few(const float *q, const char *const *keys, const char *const *next,
+                         int type, int64_t hd, float *scores, int rows)
 {
-#define OF(type, R) un_score_few_of(q, keys, hd, scores, type, R)
+#define OF(type, R) un_score_few_of(q, keys, next, hd, scores, type, R)
     UN_FEW_OF(OF)
 #undef OF
 }
 
-static void un_weigh_few(const float *p, const char *const *values, int type, int n, int64_t hv,
-                         float *acc, int rows)
+static void un_weigh_few(const float *p, const char *const *values, const char *const *next,
+                         int type, int n, int64_t hv, float *acc, int rows)
 {
-#define OF(type, R) un_weigh_few_rows(p, values, n, hv, acc, type, R)
+#define OF(type, R) un_weigh_few_rows(p, values, next, n, hv, acc, type, R)
     UN_FEW_OF(OF)
 #undef OF
 }

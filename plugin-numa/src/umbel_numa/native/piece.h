@@ -23,8 +23,8 @@ typedef struct {
     char *out;
     int64_t out_seq, out_token, out_head;
     float scale, max_bias, softcap;
-    int64_t first, own;                            /* KV heads that the thread's team attends to */
-    int64_t part, parts;                           /* the thread in its team */
+    int64_t first, own;                            /* KV heads of the thread's team */
+    int64_t part, parts;                           /* the thread in it */
     char *partial;                                 /* NULL: chunks are merged at once */
 } attention;
 
@@ -45,6 +45,8 @@ typedef struct {
     const float **masks;        /* of each token: its row, or a copy that was filled up */
     const char *row[UN_BLOCK];  /* those that were found */
     const char *at[UN_BLOCK];   /* what was fetched of them, as `type` */
+    const char *later[UN_BLOCK]; /* rows that will be next, */
+    const char *ahead[UN_BLOCK]; /* and the head at work in them */
     int type;
     uint32_t *seen, *plain, any; /* of 16 positions: some are seen; the mask changes nothing */
     uint32_t *tiles;            /* seen by some of UN_ROWS rows */
@@ -69,28 +71,20 @@ static int64_t bytes_of(const source *x, int64_t n)
     return x->type == UN_Q8_0 ? n / 32 * UN_Q8_BYTES : n * x->step;
 }
 
-/* Asks for n rows from a column on, of all KV heads, so that memory is busy all the time. */
-static void expect(const source *x, const piece *w, int64_t col, int64_t n)
-{
-    int64_t bytes = bytes_of(x, x->size), apart = x->in_row ? bytes : x->head;
-    int64_t parts = x->in_row ? 1 : w->heads, first = w->first * apart;
-    bytes = x->in_row ? w->heads * bytes : bytes;
-    for (int64_t end = rest(w->a->cells, col + n); col < end; col++) {
-        const char *p = row_of(x, w->seq, col) + first;
-        for (int64_t h = 0; h < parts; h++, p += apart)
-            for (int64_t at = 0; at < bytes; at += 64)
-                __builtin_prefetch(p + at);
-    }
-}
-
 /* Finds n <= UN_BLOCK rows from a column on. The last one stands for those that are not
  * there. */
-static void find(const source *x, piece *w, int64_t col, int64_t n)
+static void find(const source *x, const piece *w, int64_t col, int64_t n, const char **row)
 {
     for (int64_t k = 0; k < n; k++)
-        w->row[k] = row_of(x, w->seq, col + k);
+        row[k] = row_of(x, w->seq, col + k);
     for (int64_t k = n; k < UN_BLOCK; k++)
-        w->row[k] = w->row[n - 1];
+        row[k] = row[n - 1];
+}
+
+/* Where the head at work begins in a row. */
+static int64_t begins(const source *x, const piece *w)
+{
+    return w->kv * x->head + bytes_of(x, w->kv * x->in_row);
 }
 
 /* Whether few.h can read heads where they lie. */
@@ -108,7 +102,7 @@ static void fetch(const source *x, piece *w, int64_t n, int64_t stride)
     int there = w->rows <= FEW && direct(x);
     w->type = there ? x->type : UN_F32;
     if (there)
-        offset += bytes_of(x, at);
+        offset = begins(x, w);
     for (int64_t k = 0; k < UN_BLOCK; k++)
         w->at[k] = there ? w->row[k] + offset
                          : (const char *)(w->fetched + rest(k, n - 1) * stride);
