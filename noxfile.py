@@ -309,6 +309,18 @@ def bench_peers(session: nox.Session) -> None:
     session.run("python", "tests/bench/rivals.py", *given, *session.posargs)
 
 
+@nox.session
+def perplexity(session: nox.Session) -> None:
+    """The native engine's perplexity beside the host's, for weights of every type; renews
+    docs/performance.md (an hour)."""
+    session.install("./core[quantize]", NUMA)
+    session.install(*DEMO)
+    given = [f"--models={Path(session.create_tmp()).resolve()}"]
+    if not {"--types", "--chunks"} & {*session.posargs}:
+        given.append("--write=docs/performance.md")
+    session.run("python", "tests/bench/perplexity.py", *given, *session.posargs)
+
+
 # What runs on instrumented libraries. Left out are the tests of the runtime alone, which build
 # programs with flags of their own, and figures of memory and time, which would be the
 # sanitizer's.

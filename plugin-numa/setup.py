@@ -136,7 +136,9 @@ class BuildLibrary(build_ext):
                 raise
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        flags = ("-shared", *compiler.flags, *objects, "-pthread", "-lm", *compiler.link_flags)
+        flags = ["-shared", *compiler.flags, *objects, "-pthread", "-lm", *compiler.link_flags]
+        if "linux" in compiler.target:  # elsewhere a missing function is an error by itself
+            flags.append("-Wl,-z,defs")
         compiler.make(target, *flags)
 
     def _compile(self, compiler: Compiler, source: Path, target: Path) -> Path:

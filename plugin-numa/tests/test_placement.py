@@ -148,6 +148,30 @@ def test_kernels_of_all_instruction_sets(kernels: str) -> None:
         ((1,), 2, 8, {"copies": True}, (ROWS, (0, 8), (16,))),
         ((1, 1), 5, 8, {"whole": True}, (MATRICES, (0, 2, 5), (16, 24))),
         ((1, 1), 1, 8, {"whole": True}, (ROWS, (0, 4, 8), (4, 4))),
+        *(
+            (
+                (1, 1),
+                5,
+                8,
+                {"whole": True, "use": use},
+                (MATRICES, (0, n, 5), (8 * n, 40 - 8 * n)),
+            )
+            for use, n in (
+                ((8, 1, 1, 1, 1), 1),
+                ((1, 1, 1, 1, 8), 4),
+                ((0, 0, 0, 0, 0), 2),
+                ((9, 1), 2),
+            )
+        ),
+        ((1, 3), 4, 1, {"whole": True, "use": (5, 5, 5, 5)}, (MATRICES, (0, 1, 4), (1, 3))),
+        (
+            (1, 1, 1),
+            3,
+            1,
+            {"whole": True, "use": (9, 0, 0)},
+            (MATRICES, (0, 0, 1, 3), (0, 1, 2)),
+        ),
+        ((1, 1), 5, 8, {"use": (8, 1, 1, 1, 1)}, (ROWS, (0, 4, 8), (20, 20))),
     ],
 )
 def test_cut(shares: Any, count: int, groups: int, more: Any, expected: Any) -> None:
@@ -185,6 +209,27 @@ def test_rows_that_stay_mapped_are_cut_as_well(tmp_path: Path) -> None:
         assert [starts[0], weight.segments[-1].nbytes + starts[-1]] == [0, mapped.nbytes]
         assert all(s.nbytes == mapped.nbytes // parts for s in weight.segments)
     numa.close()
+
+
+def test_experts_that_stay_mapped_are_cut_as_well() -> None:
+    """Each node has the same rows of all of them, those that its threads compute, up to where
+    the next page begins."""
+    numa, kind, shape = engine(2, 2), BY_NAME["f32"], (3, 1000, 128)
+    weight = NativeMemory(numa, {"w"}).store(
+        Tensor(shape, kind, Role.WEIGHT, "w"), np.ones(shape, np.float32)
+    )
+    numa.close()
+    row, page, size = 128 * 4, whole_pages(1), 3 * 1000 * 128 * 4
+    starts = [e * 1000 + half for e in range(3) for half in (0, 31 * 16)]  # of 63 groups
+    after = 0
+    for segment, start, node in zip(weight.segments, starts, (0, 1) * 3, strict=True):
+        at = segment.memory.ctypes.data
+        assert at == weight.handle + after
+        assert 0 <= after - start * row < page
+        assert segment.node == node
+        after += segment.nbytes
+        assert (at + segment.nbytes) % page == 0 or after == size
+    assert after == size
 
 
 def test_memory_that_cannot_be_bound_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

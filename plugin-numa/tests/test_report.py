@@ -87,12 +87,16 @@ def test_speeds_are_counted_as_llama_batched_bench_does() -> None:
 def test_experts(used: int, of: int, better: str) -> None:
     """Few experts seldom lie evenly on the nodes; with all of them both ways are alike."""
     numa = Engine(placement=Placement((-1,) * 4, (0, 0, 1, 1), (0, 0)))
-    found = report._experts(numa, (used, of))
-    assert report._experts(numa, (1, 1)) is None
+    found = report._experts(numa, (used, of), {})
+    assert report._experts(numa, (1, 1), {}) is None
+    favourite = report._experts(numa, (1, 8), {"w": [700, 0, 0, 0, 100, 200, 200, 200]})
     numa.close()
     assert found is not None
     assert (found.rows, found.better) == (0.5, better)
     assert found.whole == pytest.approx({2: 0.75, 64: 0.5, 1: 1.0}[used], abs=0.05)
+    assert found.by_use == found.whole
+    assert favourite is not None
+    assert favourite.whole == favourite.by_use == 1
 
 
 def test_threads_that_meet() -> None:

@@ -19,9 +19,10 @@ from umbel.ops import OPS
 from umbel.state import Sequence
 from umbel_kit.compare import nmse
 from umbel_kit.conformance.inputs import random_blocks
-from umbel_numa import weights
+from umbel_numa import pages, weights
 from umbel_numa.engine import Engine
 from umbel_numa.memory import NativeMemory
+from umbel_numa.pages import Room
 from umbel_numa.weights import NativeWeight
 
 PACKED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
@@ -38,11 +39,11 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> np.ndarray:
+    def refuse(room: Room, nbytes: int, usage: str) -> None:
         msg = "there is no room"
         raise OutOfMemoryError(msg, got=nbytes)
 
-    monkeypatch.setattr(weights, "_need", refuse)
+    monkeypatch.setattr(Room, "take", refuse)
 
 
 def stored(engine: Engine, dtype: str, raw: np.ndarray, stack: int = 0) -> NativeWeight:
@@ -108,10 +109,25 @@ def test_a_model_that_is_not_packed(load, oracle, oracles, no_room, caplog) -> N
 
 def test_more_than_the_machine_has(engine, monkeypatch) -> None:
     """Memory that the system would promise, but does not have, is not asked for."""
-    monkeypatch.setattr(weights, "machine_memory", lambda: (1 << 30, 3 << 20))
+    monkeypatch.setattr(pages, "machine_memory", lambda: (1 << 30, 3 << 20))
     raw = np.zeros((1 << 12, 34 * 32), np.uint8)  # 4.25 MiB
     assert stored(engine, "q8_0", raw).packed() == 0
     assert stored(engine, "q8_0", raw[: 1 << 10]).packed() != 0
+
+
+def test_the_machine_is_seldom_asked_what_it_has(monkeypatch) -> None:
+    """Again only when an eighth of what it said is taken, or for another model."""
+    asked = []
+    monkeypatch.setattr(pages, "machine_memory", lambda: asked.append(1) or (1000, 800))
+    room = Room()
+    for _ in range(20):
+        room.take(10, "weight")
+    assert len(asked) == 2
+    room.ask_again()
+    room.take(10, "weight")
+    assert len(asked) == 3
+    with pytest.raises(OutOfMemoryError):
+        room.take(801, "weight")
 
 
 @pytest.mark.parametrize("dtype", [*PACKED, "f16", "f32"])

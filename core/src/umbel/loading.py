@@ -103,6 +103,8 @@ def targets(
     One that fails to open is an error when it was named, else a line says so. Nothing that the
     user has passed over is opened: what cannot help, and siblings of a named device.
     """
+    from umbel.host import cpus  # the host's kernels are loaded when a device is looked for
+
     found = plugins.get()
     wanted = [name.strip() for name in names.split(",")]
     chosen = list(dict.fromkeys(found.find(name) for name in wanted))
@@ -125,7 +127,9 @@ def targets(
         named = device in chosen and plugins.AUTO not in wanted
         try:
             if threads and any(option.name == "threads" for option in backend.options()):
-                given.setdefault(backend.name, {}).setdefault("threads", threads)
+                # the first tells of too many: helpers are not asked for more than there are
+                some = min(threads, cpus()) if made else threads
+                given.setdefault(backend.name, {}).setdefault("threads", some)
             made.append(found.open(device, given))
         except UmbelError as error:
             if strict or named or backend.name == "host" or isinstance(error, OptionError):

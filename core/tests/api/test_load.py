@@ -424,6 +424,17 @@ def test_options_and_threads_reach_the_backend(monkeypatch, load):
     assert "blocks" == plugins.get()._open["host:0"][1]["dequantise"]
 
 
+def test_helpers_get_no_more_threads_than_there_are_processors(monkeypatch, load, add_backend):
+    """So that one line tells of too many, which is the named device's."""
+    threads = []
+    monkeypatch.setattr(host, "set_threads", lambda n: threads.append(n) or 1)
+    monkeypatch.setattr(host, "cpus", lambda: 6)
+    plugins.get().close()
+    add_backend("good")
+    load("llama", device="good", threads=100)
+    assert [100, 6] == threads
+
+
 @pytest.mark.parametrize(
     "options",
     [

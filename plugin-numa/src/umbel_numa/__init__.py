@@ -8,7 +8,7 @@ from umbel.graph import Tensor
 from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 from umbel.host import memory as machine_memory
 
-from umbel_numa import tuned
+from umbel_numa import tuned, use
 from umbel_numa.engine import Engine
 from umbel_numa.library import library as load_library
 from umbel_numa.memory import NativeMemory
@@ -41,7 +41,8 @@ def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) 
     topology = read()
     known = tuned.Records.of(topology)
     where = placement(options, topology, known.threads())
-    engine = Engine(precise=options.get("precise", False), placement=where, tuned=known.best)
+    precise = options.get("precise", False)
+    engine = Engine(precise=precise, placement=where, tuned=known.best, known=use.recall)
     _open[device.name] = engine, NativeMemory(engine)
     if where.pinned and engine.pinned < len(where.cpus) - 1:  # the first is so in runs alone
         log.warning("the system refuses to pin threads to CPUs: they may leave their node")

@@ -26,7 +26,8 @@ It needs no NUMA machine: one node is one line. With --json all of it goes into 
 machine's owner can send."""
 _TUNE = """Tries numbers of threads with a model, and remembers the best for this machine.
 
-They are used from then on for models of about its size, where none are given."""
+They are used from then on for models of about its size, where none are given. On several nodes
+the use of each expert of a mixture is counted as well, and remembered for this model."""
 
 
 def add(cli: Any) -> None:
@@ -48,7 +49,7 @@ def add(cli: Any) -> None:
     tune = _command(commands, "tune", _TUNE, run_tune)
     _add_model(tune, "MODEL", nargs="?")
     _sizes(tune, pp=256, tg=24)
-    text = "drop what is known of this machine"
+    text = "drop what is known of this machine, and of experts"
     tune.add_argument("--forget", action="store_true", help=text)
     _load(tune)
 
@@ -150,7 +151,7 @@ def _lines(found: Report) -> Iterator[str]:
         yield f"on another node than the one that reads them: {found.misplaced / 1e6:.1f} MB"
     if found.experts:
         e = found.experts
-        parts = f"rows {e.rows:.1%}, whole {e.whole:.1%}"
+        parts = f"rows {e.rows:.1%}, whole {e.whole:.1%}, by use {e.by_use:.1%}"
         yield f"the busiest node's part of experts: {parts}: numa.experts={e.better} is better"
 
 
@@ -158,13 +159,14 @@ def run_tune(args: argparse.Namespace) -> int:
     from umbel.cli import common
 
     import umbel_numa
-    from umbel_numa import tuned
+    from umbel_numa import tuned, use
     from umbel_numa.topology import read
     from umbel_numa.tune import tune
 
     known = tuned.Records.of(read())
     if args.forget:
-        print("forgotten" if known.forget() else "there was nothing to forget")
+        some = [known.forget(), use.forget()]
+        print("forgotten" if any(some) else "there was nothing to forget")
         return 0
     if args.threads:
         msg = "the numbers of threads are what is looked for"
@@ -175,7 +177,10 @@ def run_tune(args: argparse.Namespace) -> int:
         def told(trial: Trial) -> None:
             common.say_progress(f"{trial.threads}: {trial.s_pp:.1f}, {trial.s_tg:.1f} t/s")
 
-        found = tune(model, umbel_numa.opened(), args.p, args.n, told)
+        engine = umbel_numa.opened()
+        found = tune(model, engine, args.p, args.n, told)
+        if len(engine.placement.numbers) > 1:
+            use.remember(engine, use.counted(model, engine, args.p))
     rows = [(t.threads, f"{t.s_pp:.1f}", f"{t.s_tg:.1f}") for t in found.trials]
     common.show_table([("threads", f"pp{args.p} t/s", f"tg{args.n} t/s"), *rows])
     known.remember(nbytes, (found.decode, found.prefill))

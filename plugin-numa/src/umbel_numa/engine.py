@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -15,7 +16,7 @@ from umbel.hookspecs import SplitGraph
 from umbel_numa import cut
 from umbel_numa.compile import compile_split
 from umbel_numa.library import Format, library, variant
-from umbel_numa.pages import Binder
+from umbel_numa.pages import Binder, Room
 from umbel_numa.placement import Placement, available
 from umbel_numa.program import Program
 from umbel_numa.resident import Segment, misplaced, resident
@@ -28,6 +29,7 @@ _CANCELLED, _NO_MEMORY = 1, 2
 ACT_F32 = 0
 FEW = 16  # rows of a step that waits for memory: as many threads as decode best
 Counts = tuple[int, int]  # threads that decode, and that read prompts
+Use = Mapping[str, Sequence[int]]  # by weight how often each of its experts was chosen
 
 
 @attrs.define(eq=False)
@@ -43,11 +45,15 @@ class Engine:
     table: int = 0
     binder: Binder = attrs.field(factory=Binder)
     slabs: Slabs = attrs.field()
-    met: int = 0  # bytes of the model that was stored last
+    room: Room = attrs.field(factory=Room)
+    met: int = 0  # bytes of the file that weights were stored from last
+    known: Callable[[mmap.mmap], Use] = lambda _: {}  # of the experts of a file
+    use: Use = attrs.field(factory=dict)  # of those of that file
     copies: bool | None = None  # each node has one of all weights; None: not decided
     formats: dict[DType, Format] = attrs.field(factory=dict)
     programs: dict[int, Program] = attrs.field(factory=dict)
     weights: weakref.WeakSet[NativeWeight] = attrs.field(factory=weakref.WeakSet)
+    _file: weakref.ref[mmap.mmap] | None = None
 
     @placement.default
     def _anywhere(self) -> Placement:
@@ -109,20 +115,33 @@ class Engine:
         library().un_engine_shares(self.handle, threads or self.threads, sizes.ctypes.data)
         return [int(size) for size in sizes]
 
-    def cut(self, count: int, groups: int) -> cut.Cut:
-        """How nodes share a packed weight."""
-        whole = self.placement.experts == "whole"
-        return cut.cut(self.shares(), count, groups, copies=bool(self.copies), whole=whole)
+    def cut(self, count: int, groups: int, name: str = "") -> cut.Cut:
+        """How nodes share the packed weight of this name."""
+        whole, use = self.placement.experts == "whole", self.use.get(name)
+        copies = bool(self.copies)
+        return cut.cut(self.shares(), count, groups, copies=copies, whole=whole, use=use)
 
-    def meet(self, nbytes: int) -> None:
-        """A model of so many bytes is about to be stored."""
-        self.met = nbytes
+    def meet(self, file: mmap.mmap) -> None:
+        """A weight of this file is about to be stored."""
+        if self._file is not None and self._file() is file:
+            return
+        self._file = weakref.ref(file)
+        nbytes = self.met = len(file)
+        self.room.ask_again()
+        self._recall(file)
         if self.copies is None:
             self.copies = self._has_room_for_copies(nbytes)
         counts = None if self.placement.chosen else self.tuned(nbytes)
         if counts is not None and counts != (self.placement.decode, self.placement.prefill):
             log.warning("threads as `umbel numa tune` found them: %d, for prompts %d", *counts)
             self.set_counts(*counts)
+
+    def _recall(self, file: mmap.mmap) -> None:
+        """What is known of the use of experts, where they are dealt as a whole."""
+        whole = self.placement.experts == "whole" and len(self.placement.numbers) > 1
+        self.use = self.known(file) if whole else {}
+        if whole and self.use:
+            log.warning("experts are dealt by their use, as `umbel numa tune` counted it")
 
     def _has_room_for_copies(self, nbytes: int) -> bool:
         numbers = self.placement.numbers

@@ -50,6 +50,7 @@ WEIGHT = np.dtype(
         ("group_bytes", "<i8"),
         ("nodes", "<i8"),
         ("split", "<i8"),
+        ("chosen", "<u8"),
         ("first", "<i8", NODES + 1),
         ("data", "<u8", NODES),
     ]
@@ -68,7 +69,6 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "un_variant": (c_void_p, c_char_p),
     "un_variant_name": (c_char_p, c_int),
     "un_variant_runs": (c_int, c_int),
-    "un_has_op": (c_int, c_void_p, c_int),
     "un_format_of": (POINTER(Format), c_void_p, c_int),
     "un_engine_new": (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
     "un_engine_free": (None, c_void_p),

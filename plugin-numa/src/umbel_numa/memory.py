@@ -8,7 +8,8 @@ import attrs
 import numpy as np
 from umbel.gguf.types import F16, F32, DType
 from umbel.graph import Role, Tensor
-from umbel.hookspecs import Buffer, Device
+from umbel.hookspecs import Device
+from umbel.host.memory import HostBuffer
 
 from umbel_numa.operations.products import PRODUCTS, READABLE
 from umbel_numa.pages import fresh
@@ -23,37 +24,8 @@ _SMALL = 1 << 16  # bytes; who reads so few of a mapped file may get megabytes a
 
 
 @attrs.define(eq=False)
-class NativeBuffer:
-    """Plain memory."""
-
-    memory: np.ndarray  # uint8
-    handle: int = attrs.field(init=False)  # its address
-
-    @handle.default
-    def _address(self) -> int:
-        return int(self.memory.ctypes.data)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.memory.nbytes)
-
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
-        return np.array(self.memory[offset : offset + nbytes])
-
-    def write(self, offset: int, data: np.ndarray) -> None:
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        self.memory[offset : offset + raw.size] = raw
-
-    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
-        return False
-
-    def map(self, mode: str) -> np.ndarray:
-        return self.memory
-
-
-@attrs.define(eq=False)
 class NativeMemory:
-    """The type of it."""
+    """What it is like, and how it is had."""
 
     engine: Engine
     # Names of weights that products read, and gathers. Of many alike only the first is asked
@@ -83,20 +55,20 @@ class NativeMemory:
         caches = tensor.name.startswith(("k_cache.", "v_cache."))
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
-    def allocate(self, nbytes: int, usage: str) -> NativeBuffer | StateBuffer:
+    def allocate(self, nbytes: int, usage: str) -> HostBuffer:
         if usage != "state":
-            return NativeBuffer(fresh(nbytes, usage, self.alignment))
+            return HostBuffer(fresh(nbytes, usage, self.alignment))
         memory, numbers = self.engine.slabs.take(nbytes, usage), self.engine.placement.numbers
         if len(numbers) > 1:
             return StateBuffer(memory, numbers, self.engine.binder)
-        return NativeBuffer(memory)
+        return HostBuffer(memory)
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
         raw = np.array(array) if array.nbytes < _SMALL else np.ascontiguousarray(array)
         file = file_of(array)
         weight = NativeWeight(tensor, raw, self.engine, file)
         if file is not None:
-            self.engine.meet(len(file))
+            self.engine.meet(file)
         self.engine.weights.add(weight)
         table = tensor.name in self.tables - self.factors and tensor.dtype in READABLE
         if tensor.dtype is not F32 and not table:

@@ -10,6 +10,7 @@ import os
 import attrs
 import numpy as np
 from umbel.errors import OutOfMemoryError
+from umbel.host import memory as machine_memory
 
 from umbel_numa.library import library
 
@@ -65,6 +66,28 @@ def may_ask() -> bool:
     """Whether the kernel says where pages lie: containers often refuse."""
     page = np.zeros(1, np.uint8)
     return where(page.ctypes.data // page_size() * page_size(), 1) is not None
+
+
+@attrs.define
+class Room:
+    """The memory that is free. The system takes a while to tell, so it is asked again only when
+    an eighth of its last answer is taken."""
+
+    free: int = 0
+    taken: int = 0
+
+    def take(self, nbytes: int, usage: str) -> None:
+        """Refuses what the system would grant but does not have, and would then end somebody
+        for."""
+        if 8 * (self.taken + nbytes) > self.free:
+            self.free, self.taken = machine_memory()[1], 0
+        if 0 < self.free < nbytes:
+            msg = f"there is no room for {usage} memory"
+            raise OutOfMemoryError(msg, expected=f"at most {self.free} bytes", got=nbytes)
+        self.taken += nbytes
+
+    def ask_again(self) -> None:
+        self.free = 0
 
 
 @attrs.define

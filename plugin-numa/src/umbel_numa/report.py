@@ -11,14 +11,17 @@ import numpy as np
 
 import umbel_numa
 from umbel_numa import measure
+from umbel_numa.cut import cut
 from umbel_numa.engine import Engine
 from umbel_numa.library import library
 from umbel_numa.placement import Placement, balancing
 from umbel_numa.topology import Topology, read
+from umbel_numa.use import busiest, counted
 
 if TYPE_CHECKING:
     import umbel
 
+    from umbel_numa.engine import Use
     from umbel_numa.program import Program
     from umbel_numa.weights import NativeWeight
 
@@ -52,11 +55,12 @@ class Experts:
     """The part of all reads of experts that the busiest node has, on the average."""
 
     rows: float
-    whole: float
+    whole: float  # as many on each node
+    by_use: float  # dealt by how often they were chosen
 
     @property
     def better(self) -> str:
-        return "rows" if self.rows <= self.whole else "whole"
+        return "rows" if self.rows <= min(self.whole, self.by_use) else "whole"
 
 
 @attrs.frozen
@@ -91,6 +95,7 @@ def examine(
     times, program = measure.times(engine, lambda: measure.speed(model, 0, tg))
     speeds = tuple(alone if b == 1 else measure.best(model, pp, tg, b, runs=1) for b in batches)
     used = _chosen(model)
+    use = counted(model, engine, pp) if len(engine.placement.numbers) > 1 else {}
     topology = read()
     return Report(
         model=model.file.path.name,
@@ -102,7 +107,7 @@ def examine(
         times=times,
         speeds=speeds,
         barriers=tuple(barriers(engine.placement, engine, sweep=sweep)),
-        experts=_experts(engine, used),
+        experts=_experts(engine, used, use),
     )
 
 
@@ -184,16 +189,21 @@ def _taking_part(where: Placement, shares: Sequence[int]) -> tuple[list[int], li
     return [cpu for cpu, _ in taken], [node for _, node in taken]
 
 
-def _experts(engine: Engine, chosen: tuple[int, int]) -> Experts | None:
-    """By count of what is read, were experts chosen by chance. Both ways nothing but
-    activations crosses between nodes: the busiest node decides."""
+def _experts(engine: Engine, chosen: tuple[int, int], use: Use) -> Experts | None:
+    """By count of what is read; where no use was counted, were experts chosen by chance. Both
+    ways nothing but activations crosses between nodes: the busiest node decides."""
     used, all_ = chosen
     shares = engine.shares()
     if all_ == 1 or len(shares) == 1:
         return None
-    rng, ends = np.random.default_rng(0), np.cumsum(shares) * all_ // sum(shares)
-    busiest = [
-        np.bincount(np.searchsorted(ends, rng.permutation(all_)[:used], "right")).max() / used
-        for _ in range(500)
-    ]
-    return Experts(max(shares) / sum(shares), float(np.mean(busiest)))
+    layers = {tuple(counts) for counts in use.values() if len(counts) == all_} or {(1,) * all_}
+
+    def part(by_use: bool) -> float:
+        cuts = [
+            cut(shares, all_, 1, copies=False, whole=True, use=counts if by_use else None)
+            for counts in layers
+        ]
+        parts = [busiest(n, used, c.first) for n, c in zip(layers, cuts, strict=True)]
+        return sum(parts) / len(parts)
+
+    return Experts(max(shares) / sum(shares), part(False), part(True))

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
-from umbel.hookspecs import Buffer
+from umbel.host.memory import HostBuffer
 
 from umbel_numa.pages import Binder, fresh, page_size, whole_pages
 
 
 @attrs.define(eq=False)
-class StateBuffer:
+class StateBuffer(HostBuffer):
     """One or more states by rows; or a cache by heads."""
 
-    memory: np.ndarray  # uint8
     numbers: tuple[int, ...]  # of the nodes, by the kernel
     binder: Binder
     heads: int = 0  # areas, when dealt
@@ -27,14 +26,6 @@ class StateBuffer:
     used: int = 0  # bytes in front that were written before
     fixed: bool = False  # a program has its address
     _areas: np.ndarray | None = None  # (heads, cells, bytes of a head)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.memory.nbytes)
-
-    @property
-    def handle(self) -> int:
-        return int(self.memory.ctypes.data)
 
     def deal(self, cells: int, heads: int) -> None:
         """From now on by heads. Those of a node lie side by side."""
@@ -47,7 +38,7 @@ class StateBuffer:
             self.binder.bind(memory[first * self.apart : end * self.apart], number)
         whole = memory.reshape(heads, self.apart)[:, : cells * size]
         self._areas = whole.reshape(heads, cells, size)  # no copy
-        self.memory = memory
+        self.memory, self.handle = memory, int(memory.ctypes.data)
         before = -(-self.used // (size * heads)) * size * heads
         self.write(0, rows[:before])
 
@@ -68,7 +59,7 @@ class StateBuffer:
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         if self._areas is None:
-            return np.array(self.memory[offset : offset + nbytes])
+            return super().read(offset, nbytes)
         first, rows = self._rows(offset, nbytes)
         return rows.reshape(-1)[offset - first : offset - first + nbytes]
 
@@ -76,15 +67,12 @@ class StateBuffer:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if self._areas is None:
             self.used = max(self.used, offset + raw.size)
-            self.memory[offset : offset + raw.size] = raw
+            super().write(offset, raw)
             return
         first, rows = self._rows(offset, raw.size)
         rows.reshape(-1)[offset - first : offset - first + raw.size] = raw
         cell = first // rows[0].size if len(rows) else 0
         self._areas[:, cell : cell + len(rows)] = rows.transpose(1, 0, 2)
-
-    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
-        return False
 
     def map(self, mode: str) -> np.ndarray:
         if self._areas is None:

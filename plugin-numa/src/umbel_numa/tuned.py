@@ -1,6 +1,6 @@
 """The numbers of threads that `umbel numa tune` found best, remembered for this machine.
 
-They are kept in one small file of the user's, by the machine (its nodes and CPUs, as granted)
+They are kept in one file of the user's, by the machine (its nodes and CPUs, as granted)
 and by how large the model is: both decide what a step waits for, memory or arithmetic.
 """
 
@@ -52,7 +52,7 @@ class Records:
     @classmethod
     def of(cls, topology: Topology) -> Records:
         name = machine(topology)
-        return cls(name, _counts(_load().get(name)))
+        return cls(name, _counts(load().get(name)))
 
     def threads(self) -> list[int]:
         """All numbers of threads among them."""
@@ -64,12 +64,12 @@ class Records:
 
     def remember(self, nbytes: int, counts: Counts) -> None:
         self.counts[size_class(nbytes)] = counts
-        _save(self.machine, self.counts)
+        save(self.machine, self.counts)
 
     def forget(self) -> bool:
         """Whether there was anything."""
         known, self.counts = bool(self.counts), {}
-        _save(self.machine, {})
+        save(self.machine, {})
         return known
 
 
@@ -83,7 +83,7 @@ def _counts(found: Any) -> dict[str, Counts]:
     return counts
 
 
-def _load() -> dict[str, Any]:
+def load() -> dict[str, Any]:
     try:
         found = json.loads(path().read_text("utf-8"))
     except FileNotFoundError:
@@ -94,10 +94,10 @@ def _load() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _save(name: str, counts: dict[str, Counts]) -> None:
-    """Puts those of one machine in the place of what was known of it."""
-    known = {**_load(), name: counts}
-    if not counts:
+def save(name: str, value: dict[str, Any]) -> None:
+    """Puts it in the place of what was known under that name."""
+    known = {**load(), name: value}
+    if not value:
         del known[name]
     file = path()
     if not known and not file.exists():

@@ -12,6 +12,7 @@ import ctypes
 import logging
 import math
 import mmap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -21,8 +22,8 @@ from umbel.errors import OutOfMemoryError
 from umbel.gguf.types import dequantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer
-from umbel.host import memory as machine_memory
 
+from umbel_numa.cut import cut
 from umbel_numa.library import LANES, WEIGHT, library
 from umbel_numa.operations.products import READABLE, hand_over_table
 from umbel_numa.pages import page_size
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("umbel")
 
-_LARGE = 1 << 20  # bytes of a weight that are worth moving, or asking for room
+_LARGE = 1 << 20  # bytes of a weight that are worth moving
 _told: WeakSet[mmap.mmap] = WeakSet()  # files whose weights did not fit
 
 
@@ -47,6 +48,7 @@ class NativeWeight:
     engine: Engine
     file: mmap.mmap | None = None  # where it comes from
     struct: np.ndarray | None = None  # un_weight, when packed
+    chosen: np.ndarray | None = None  # of packed experts, how often, while that is counted
     segments: tuple[Segment, ...] = ()  # what products read, by node
     _unpackable: bool = False
     _values: np.ndarray | None = None
@@ -131,12 +133,13 @@ class NativeWeight:
     def _room(self, weight: np.void) -> tuple[Segment, ...]:
         """Memory for what each node holds of a packed weight, on that node."""
         count, groups = int(weight["count"]), int(weight["groups"])
-        numbers, cut = self.engine.placement.numbers, self.engine.cut(count, groups)
-        weight["nodes"], weight["split"] = len(numbers), cut.split
-        weight["first"][: len(cut.first)] = cut.first
+        numbers = self.engine.placement.numbers
+        parts = self.engine.cut(count, groups, self.tensor.name)
+        weight["nodes"], weight["split"] = len(numbers), parts.split
+        weight["first"][: len(parts.first)] = parts.first
         segments = []
-        _need(sum(cut.held) * int(weight["group_bytes"]))
-        for node, (held, number) in enumerate(zip(cut.held, numbers, strict=True)):
+        self.engine.room.take(sum(parts.held) * int(weight["group_bytes"]), "weight")
+        for node, (held, number) in enumerate(zip(parts.held, numbers, strict=True)):
             nbytes = held * int(weight["group_bytes"])
             number = number if len(numbers) > 1 else ANYWHERE
             memory = self.engine.slabs.take(nbytes, "weight", number)
@@ -145,27 +148,48 @@ class NativeWeight:
             segments.append(segment)
         return tuple(segments)
 
+    def count(self, wanted: bool) -> None:
+        """Of packed experts: begins to count how often each is chosen, or ends it."""
+        if self.struct is not None and self.struct["count"][0] > 1:
+            self.chosen = np.zeros(self.struct["count"][0], np.int64) if wanted else None
+            self.struct["chosen"] = 0 if self.chosen is None else self.chosen.ctypes.data
+
     # what stays as the file maps it
 
     def spread(self) -> None:
         """Moves the pages of rows that products read as they are to the nodes whose threads
-        read them. Small ones stay where they are, and experts, whose rows nobody owns."""
-        shares, numbers = self.engine.shares(), self.engine.placement.numbers
-        rows = self.raw.reshape(-1).view(np.uint8)
-        if len(numbers) == 1 or rows.size < _LARGE or self.raw.ndim > 2:
-            self.segments = (Segment(rows, 0, ANYWHERE),)
+        read them: of every expert the same rows. Small ones stay where they are.
+
+        In mode mirror, too: each node has what its threads read, and of a copy it would read no
+        more.
+        """
+        numbers, memory = self.engine.placement.numbers, self.map("r")
+        if len(numbers) == 1 or memory.size < _LARGE:
+            self.segments = (Segment(memory, 0, ANYWHERE),)
             return
-        int(rows[:: page_size()].max())  # pages that are not there cannot move
-        before, size, moved = 0, rows.size // sum(shares), True
-        for node, (share, number) in enumerate(zip(shares, numbers, strict=True)):
-            end = rows.size if node == len(numbers) - 1 else before + share * size
-            segment = Segment(rows[before:end], node, number)
-            moved = self.engine.binder.move(segment.memory, number) and moved
-            self.segments = (*self.segments, segment)
-            before = end
+        int(memory[:: page_size()].max())  # pages that are not there cannot move
+        moved, before, segments = True, 0, list[Segment]()
+        for node, end in self._parts(memory.size):
+            if end > before:
+                segment = Segment(memory[before:end], node, numbers[node])
+                moved = self.engine.binder.move(segment.memory, segment.number) and moved
+                segments.append(segment)
+                before = end
+        self.segments = tuple(segments)
         if not moved and not self.engine.binder.refused:
             told = "pages of %s stay on another node than the one that reads them"
             log.warning(told, self.tensor.label)
+
+    def _parts(self, nbytes: int) -> Iterator[tuple[int, int]]:
+        """Node after node, and again for each expert, where its part ends: with a page, so that
+        no page belongs to two."""
+        *stack, rows, _ = self.tensor.shape
+        row, page = nbytes // math.prod((*stack, rows)), page_size()
+        groups = cut(self.engine.shares(), 1, -(-rows // LANES), copies=False, whole=False)
+        for matrix in range(math.prod(stack)):
+            for node, group in enumerate(groups.first[1:]):
+                end = (matrix * rows + min(LANES * group, rows)) * row
+                yield node, min(end + -(self.handle + end) % page, nbytes)
 
     def _tell_no_room(self) -> None:
         """One line for each file."""
@@ -185,11 +209,3 @@ def file_of(array: np.ndarray) -> mmap.mmap | None:
     if isinstance(base, memoryview):
         base = base.obj
     return base if isinstance(base, mmap.mmap) else None
-
-
-def _need(nbytes: int) -> None:
-    """Refuses to pack where the system would grant what it does not have, and then end
-    somebody."""
-    if nbytes >= _LARGE and 0 < (free := machine_memory()[1]) < nbytes:
-        msg = "there is no room to pack a weight"
-        raise OutOfMemoryError(msg, expected=f"at most {free} bytes", got=nbytes)

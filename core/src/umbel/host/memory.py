@@ -22,14 +22,15 @@ class HostBuffer:
     """Plain memory."""
 
     memory: np.ndarray  # uint8
+    handle: int = attrs.field(init=False)  # its address, which NumPy takes a while to tell
+
+    @handle.default
+    def _address(self) -> int:
+        return int(self.memory.ctypes.data)
 
     @property
     def nbytes(self) -> int:
         return int(self.memory.nbytes)
-
-    @property
-    def handle(self) -> int:
-        return int(self.memory.ctypes.data)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         return np.array(self.memory[offset : offset + nbytes])

@@ -143,19 +143,35 @@ static int prepare(const un_task *task, job *j)
     return 1;
 }
 
-/* The groups of 16 rows of an expert (packed: those that this thread and others share), none if
- * nobody chose it. */
+/* The groups of 16 rows of an expert that this thread shares with others, none if nobody chose
+ * it. */
 static void groups(const job *j, int64_t e, int64_t *from, int64_t *to)
 {
-    int chosen = j->first[e + 1] > j->first[e];
-    *from = 0, *to = chosen ? (j->w->n[2] + UN_LANES - 1) / UN_LANES : 0;
-    if (!j->w->weight || !chosen)
+    const un_task *task = j->task;
+    int64_t first = task->thread - task->rank, all = (j->w->n[2] + UN_LANES - 1) / UN_LANES;
+    *from = *to = 0;
+    if (j->first[e + 1] == j->first[e])
         return;
+    if (!j->w->weight) { /* the node's part of the rows, which lie there: weights.py */
+        *from = all * first / task->threads;
+        *to = all * (first + task->size) / task->threads;
+        return;
+    }
     un_matrix m = un_matrix_of(j->w, j->row, e);
-    un_own own = un_own_of(j->task, m.w, m.index);
+    un_own own = un_own_of(task, m.w, m.index);
     *from = m.from > own.from ? m.from : own.from;
     *to = m.to < own.to ? m.to : own.to;
     *to = *to > *from ? *to : *from;
+}
+
+/* For the report: `chosen` has one number for each matrix that is packed together. */
+static void count(const job *j)
+{
+    const un_weight *w = j->w->weight;
+    if (!w || !w->chosen || j->task->thread)
+        return;
+    for (int64_t e = 0; e < j->w->n[1]; e++)
+        w->chosen[un_matrix_of(j->w, j->row, e).index] += j->first[e + 1] - j->first[e];
 }
 
 /* What a group of an expert costs. */
@@ -177,7 +193,8 @@ void UN_(mul_mat_id)(const un_task *task)
     if (!j.pairs || !j.w->n[2] || !prepare(task, &j))
         return;
     sort(&j);
-    un_own own = {.part = task->thread, .parts = task->threads};
+    count(&j);
+    un_own own = {.part = task->rank, .parts = task->size};
     if (j.w->weight) /* how threads share is the same for all experts */
         own = un_own_of(task, j.w->weight, 0);
     int64_t all = 0, done = 0, from, to, begin, end;

@@ -3,7 +3,7 @@
 #include "un.h"
 
 #define SHARED(name) UN_JOIN(un_##name, UN_SHARED)
-#define DECLARE(name) un_kernel SHARED(name) __attribute__((weak));
+#define DECLARE(name) un_kernel SHARED(name);
 UN_OPS(DECLARE)
 
 #define UN_FORMATS(X) \

@@ -17,8 +17,6 @@ typedef struct {
     int64_t matrix;
     char *out;              /* (tokens, rows) */
     int64_t out_stride;
-    const char *add;        /* likewise; or NULL */
-    int64_t add_stride;
 } product;
 
 /* The rows of group g that are wanted, of one token. */
@@ -27,13 +25,7 @@ static void store(const product *p, int64_t g, int64_t t, const float *acc)
     int64_t first = g * UN_LANES, from = p->row > first ? p->row - first : 0;
     int64_t end = p->row + p->rows - first, to = end < UN_LANES ? end : UN_LANES;
     float *out = (float *)(p->out + t * p->out_stride) + first - p->row;
-    if (!p->add) {
-        memcpy(out + from, acc + from, (size_t)(to - from) * 4);
-        return;
-    }
-    const float *add = (const float *)(p->add + t * p->add_stride) + first - p->row;
-    for (int64_t i = from; i < to; i++)
-        out[i] = acc[i] + add[i];
+    memcpy(out + from, acc + from, (size_t)(to - from) * 4);
 }
 
 /* One or two groups against up to UN_MANY tokens. */
@@ -78,17 +70,13 @@ static void multiply(const un_task *task, const product *p)
 /* Rows of x from `t` on times `rows` packed rows from `row` on, across packed matrices. */
 static void multiply_rows(const un_task *task, product p, int64_t t, int64_t row, int64_t rows)
 {
-    const un_tensor *out = un_out(task), *add = un_in(task, 2);
+    const un_tensor *out = un_out(task);
     char *to = out->data + t * out->s[2];
     for (int64_t done = 0; done < rows; done += p.rows) {
         p.matrix = (row + done) / p.w->rows;
         p.row = (row + done) % p.w->rows;
         p.rows = rows - done < p.w->rows - p.row ? rows - done : p.w->rows - p.row;
         p.out = to + 4 * done;
-        if (add) {
-            p.add_stride = add->n[2] > 1 ? add->s[2] : 0;
-            p.add = add->data + t * p.add_stride + 4 * done;
-        }
         multiply(task, &p);
     }
 }

@@ -54,7 +54,7 @@ static void norms(const un_task *task, int centred)
     if (from == to)
         return;
     float *room = un_scratch_get(task, (size_t)(3 * (n + ROOM)) * 4);
-    for (int64_t r = from; r < to; r++) {
+    for (int64_t r = from; room && r < to; r++) {
         const float *row = un_row_of(x, x, r, room);
         const float *w = weight ? un_row_of(weight, x, r, room + n + ROOM) : NULL;
         const float *b = bias ? un_row_of(bias, x, r, room + 2 * (n + ROOM)) : NULL;

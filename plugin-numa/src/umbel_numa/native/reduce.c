@@ -13,7 +13,7 @@ void UN_(sum_rows)(const un_task *task)
     if (from == to)
         return;
     float *room = un_scratch_get(task, (size_t)(n + 1) * 4);
-    for (int64_t r = from; r < to; r++)
+    for (int64_t r = from; room && r < to; r++)
         *(float *)un_row_at(out, x, r) = un_row_sum(un_row_of(x, x, r, room), n, 0, 0);
 }
 
@@ -65,6 +65,6 @@ void UN_(top_k)(const un_task *task)
     if (from == to)
         return;
     uint64_t *heap = un_scratch_get(task, (size_t)k * 8);
-    for (int64_t r = from; r < to; r++)
+    for (int64_t r = from; heap && r < to; r++)
         largest(un_row_at(x, x, r), x->s[3], x->n[3], k, heap, (int32_t *)un_row_at(out, x, r));
 }

@@ -81,8 +81,6 @@ UN_API const un_kernels *un_variant(const char *name)
     return NULL;
 }
 
-UN_API int un_has_op(const un_kernels *kernels, int op) { return kernels->ops[op] != NULL; }
-
 UN_API const un_format *un_format_of(const un_kernels *kernels, int type)
 {
     for (int i = 0; kernels->formats[i]; i++)

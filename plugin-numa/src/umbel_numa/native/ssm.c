@@ -104,6 +104,8 @@ void UN_(ssm_conv)(const un_task *task)
     for (int i = 0; i < UN_XL; i++)
         c.x_off[i] = i * sx->s[2], c.w_off[i] = i * w->s[2];
     c.turned_x = un_scratch_get(task, (size_t)(2 * TILE + 2 * c.taps) * UN_XL * 4);
+    if (!c.turned_x)
+        return;
     c.turned_w = c.turned_x + (2 * TILE + c.taps) * UN_XL;
     for (int64_t u = from; u < to; u++) {
         int64_t s = u / blocks, first = u % blocks * UN_XL;

@@ -58,6 +58,7 @@ typedef struct un_weight {
     int64_t groups;           /* of one matrix: (rows + 15) / 16 */
     int64_t group_bytes;
     int64_t nodes, split;
+    int64_t *chosen;          /* how often each matrix was; NULL: nobody counts */
     int64_t first[UN_NODES + 1];
     char *data[UN_NODES];
 } un_weight;
@@ -116,8 +117,8 @@ typedef struct un_task {
 
 typedef void un_kernel(const un_task *task);
 
-/* Memory of the thread's own that lives until the step ends; 64-byte aligned. Never NULL: when
- * there is none the run fails with UN_NO_MEMORY and the step is left out. */
+/* Memory of the thread's own that lives until the step ends; 64-byte aligned. NULL: there is
+ * none, the kernel returns at once, and the run ends with UN_NO_MEMORY. */
 void *un_scratch_get(const un_task *task, size_t bytes);
 
 static inline const un_tensor *un_out(const un_task *t) { return &t->tensors[t->step->out]; }
