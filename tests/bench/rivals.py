@@ -90,7 +90,7 @@ class Page:
         today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
         versions = [f"{engine} {version}" for engine, version in self.bench.versions.items()]
         versions.append(f"Python {platform.python_version()}")
-        command = shlex.join(["python", "rivals.py", *sys.argv[1:]])
+        command = shlex.join(["nox", "-s", "bench-peers", "--", *without_paths(sys.argv[1:])])
         parts = [f"{today}; {', '.join(versions)}; {describe()}.", f"`{command}`"]
         if lines := [line for one in self.measured for line in self.lines(one)]:
             parts.append(figures.table(HEADS, lines))
@@ -196,6 +196,13 @@ def parse() -> argparse.Namespace:
     if page and not (page.is_file() and MARKS.search(page.read_text("utf-8"))):
         parser.error(f"{page} is no page with the mark <!-- rivals -->")
     return args
+
+
+def without_paths(given: Sequence[str]) -> list[str]:
+    """Arguments, but for those that name places on this machine."""
+    words = iter(word for one in given for word in one.split("=", 1))
+    places = ("--models", "--llama-cpp", "--write")
+    return [word for word in words if not (word in places and next(words))]
 
 
 def main() -> None:

@@ -236,3 +236,9 @@ def test_list(monkeypatch, capsys):
     rivals.main()
 
     assert capsys.readouterr().out.split() == list(rows.NAMES)
+
+
+def test_what_is_told_of_the_command_names_no_place():
+    given = ["--models=/a", "--threads", "2", "1", "--llama-cpp", "/b", "--quick", "--write=c"]
+
+    assert rivals.without_paths(given) == ["--threads", "2", "1", "--quick"]
