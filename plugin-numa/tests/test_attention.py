@@ -248,6 +248,24 @@ def test_heads_of_odd_sizes(engine: Engine, hd: int, hv: int) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("group", [16, 17, 40])
+def test_many_heads_share_one_of_keys(engine: Engine, group: int) -> None:
+    rng = np.random.default_rng(group)
+    q = rng.standard_normal((1, group, 2, 32), np.float32)
+    k, v = (rng.standard_normal((1, 1, 150, 32), np.float32) for _ in range(2))
+    expected = OPS["flash_attn_ext"].reference(q, k, v, scale=0.2)
+    found = compute(engine, "flash_attn_ext", *map(Arg, (q, k, v)), scale=0.2)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("place", [0, 31])
+def test_a_q8_0_block_with_nan_is_nan(engine: Engine, place: int) -> None:
+    rows, state = np.ones((2, 32), np.float32), np.zeros((2, 34), np.uint8)
+    rows[1, place] = np.nan
+    compute(engine, "set_rows", Arg(state, BY_NAME["q8_0"], Role.STATE), Arg(rows), ids([0, 1]))
+    assert np.isnan(state[:, :2].copy().view(np.float16)).tolist() == [[False], [True]]
+
+
 def test_q8_0_rows_are_those_of_the_package(engine: Engine) -> None:
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((500, 64), np.float32) * np.float32(3.7)

@@ -194,7 +194,12 @@ def test_what_is_fused(engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("also", "found"), [(False, ["turned"]), (True, ["rope", "kv_attention"])]
+    ("also", "found"),
+    [
+        ("", ["turned"]),
+        ("another", ["rope", "kv_attention"]),
+        ("values", ["rope", "kv_attention"]),
+    ],
 )
 def test_turned_keys(engine, also, found) -> None:
     """A rope goes where keys are stored, unless somebody else reads what it gives."""
@@ -202,13 +207,14 @@ def test_turned_keys(engine, also, found) -> None:
     build, leaf = made.build, made.build.leaf
     heads = build.reshape(made.x, shape=(1, 2, 32))
     positions = leaf(Role.INPUT, "positions", (1,), I32)
-    q, k = (made.add("rope", heads, positions, mode="neox", n_dims=32) for _ in range(2))
-    q, k, v = (build.reshape(t, shape=(1, 1, 2, 32)) for t in (q, k, heads))
+    q, k = (made.add("rope", heads, positions, mode=m, n_dims=32) for m in ("norm", "neox"))
+    v = k if also == "values" else heads
+    q, k, v = (build.reshape(t, shape=(1, 1, 2, 32)) for t in (q, k, v))
     caches = (leaf(Role.STATE, name, (4, WIDTH), F32) for name in "kv")
     table = leaf(Role.INPUT, "table", (1, 4), I32)
     mask = leaf(Role.INPUT, "mask", (1, 1, 1, 4), F32)
     out = made.add("kv_attention", q, k, v, *caches, positions, table, mask, scale=1.0)
-    made.add("add", out, build.reshape(k if also else heads, shape=(1, WIDTH)))
+    made.add("add", out, build.reshape(k if also == "another" else heads, shape=(1, WIDTH)))
     assert kinds(engine, made, {}) == ["rope", *found, "add"]
 
 

@@ -83,7 +83,8 @@ class Fuser:
             return False
         key = others[0].inputs[1]
         whole = key.storage is rope and key.size == rope.size and key.is_contiguous
-        return whole and self._only(rope, 1)
+        alone = sum(t.storage is rope for t in others[0].inputs) == 1
+        return whole and alone and self._only(rope, 1)
 
     def _linear(self, i: int) -> tuple[Linear | None, int]:
         """The fused step that begins at node i, and how many nodes it takes."""
@@ -128,7 +129,7 @@ class Fuser:
             return Product(node, node), 1
         one, two = after.inputs
         other = two if one is node else one
-        fits = node in (one, two) and other is not node and _addable(other, node)
+        fits = node in (one, two) and other.storage is not node and _addable(other, node)
         fits = fits and after.shape == node.shape and after.is_contiguous
         return (Product(node, after, other), 2) if fits else (Product(node, node), 1)
 

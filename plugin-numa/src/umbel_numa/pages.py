@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import mmap
@@ -33,7 +34,8 @@ def fresh(nbytes: int, usage: str, alignment: int = _LINE) -> np.ndarray:
             area = mmap.mmap(-1, nbytes + alignment, flags=private)
             memory = np.frombuffer(area, np.uint8)
             if nbytes >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                area.madvise(mmap.MADV_HUGEPAGE)
+                with contextlib.suppress(OSError):  # a kernel without them: a wish
+                    area.madvise(mmap.MADV_HUGEPAGE)
         else:
             memory = np.empty(nbytes + alignment, np.uint8)
     except (OSError, MemoryError, ValueError, OverflowError) as error:

@@ -130,7 +130,7 @@ enum { TILE = 192 }; /* rows of a KV head in a piece, about: they share what is 
 static int64_t tile_of(const attention *a)
 {
     int64_t n = rest(a->tokens, TILE / a->group > 1 ? TILE / a->group : 1);
-    while (n * a->group > 2 * FEW &&
+    while (n > 1 && n * a->group > 2 * FEW &&
            (a->tokens + n - 1) / n * a->seqs * a->own < 4 * a->parts)
         n = (n + 1) / 2;
     return n;

@@ -38,7 +38,7 @@ static void store(const layers *l, int p, int64_t row, int64_t t, const float *a
         put(to, acc, n);
         return;
     }
-    const char *line = add->data + (add->n[2] > 1 ? t * add->s[2] : 0);
+    const char *line = add->data + (add->n[0] * add->n[1] * add->n[2] > 1 ? t * add->s[2] : 0);
     const float *from = (const float *)line + row;
     int64_t i = 0;
     for (; i + UN_XL <= n; i += UN_XL)

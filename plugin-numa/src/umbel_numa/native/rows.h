@@ -86,10 +86,12 @@ static inline const float *un_floats(const un_tensor *t, const char *row, float 
 /* Rounded as the gguf package does it: halves away from zero, scale and inverse in float32. */
 static inline void un_to_q8(char *block, const float *x)
 {
-    float most = 0;
-    for (int k = 0; k < 32; k++)
-        most = !(fabsf(x[k]) <= most) ? fabsf(x[k]) : most; /* NaN stays */
-    float d = most / 127.0f, inverse = d == 0 ? 0 : 1.0f / d;
+    uint32_t most = 0; /* as integers: a NaN is larger than everything */
+    for (int k = 0; k < 32; k++) {
+        uint32_t size = un_bits_of(x[k]) & 0x7fffffff;
+        most = size > most ? size : most;
+    }
+    float d = un_bits(most) / 127.0f, inverse = d == 0 ? 0 : 1.0f / d;
     uint16_t scale = un_to_half(d);
     memcpy(block, &scale, 2);
     for (int k = 0; k < 32; k++) {
