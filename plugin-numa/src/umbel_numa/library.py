@@ -106,14 +106,8 @@ def library() -> Any:
         raise DeviceError(msg, where=path, got=error, do=do) from error
     sizes = (c_int32 * 3)()
     expected = [TENSOR.itemsize, STEP.itemsize, WEIGHT.itemsize]
-    try:
-        for name, (result, *arguments) in _PROTOTYPES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-        lib.un_sizes(sizes)
-        got: object = list(sizes)
-    except AttributeError as error:
-        got = error
+    lib.un_sizes(sizes)
+    got = list(sizes)
     if got != expected:
         msg, do = "the native library is of another build", "install umbel-plugin-numa again"
         raise DeviceError(msg, where=path, expected=expected, got=got, do=do)

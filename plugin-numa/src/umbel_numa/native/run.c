@@ -3,7 +3,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "pages.h"
 #include "placed.h"
@@ -37,13 +36,6 @@ typedef struct un_engine {
     atomic_bool cancelled;
     atomic_int stop_at;   /* the step at which all threads stop */
 } un_engine;
-
-static uint64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void *un_scratch_get(const un_task *task, size_t bytes)
 {
@@ -220,18 +212,18 @@ static void work(void *arg, int thread)
     run *r = arg;
     un_program *p = r->program;
     un_task task = task_of(r, thread);
-    uint64_t start = p->times && thread == 0 ? now() : 0;
+    int64_t start = p->times && thread == 0 ? un_now() : 0;
     for (int i = 0; i < p->count; i++) {
         const un_step *step = &p->steps[i];
         if (step->barrier && stops(r, thread, i))
             return;
         task.step = step;
-        uint64_t begun = start ? now() : 0;
+        int64_t begun = start ? un_now() : 0;
         r->engine->kernels->ops[step->op](&task);
         if (start) {
-            uint64_t end = now();
-            p->times[2 * i] += end - begun;
-            p->times[2 * i + 1] += begun - start;
+            int64_t end = un_now();
+            p->times[2 * i] += (uint64_t)(end - begun);
+            p->times[2 * i + 1] += (uint64_t)(begun - start);
             start = end;
         }
     }

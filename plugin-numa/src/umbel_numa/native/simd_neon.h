@@ -77,7 +77,6 @@ static inline xi xi_shr(xi a, int n)
 {
     return vreinterpretq_s32_u32(vreinterpretq_u32_s32(a) >> (uint32_t)n);
 }
-static inline int32_t xi_total(xi v) { return vaddvq_s32(v); } /* of all lanes */
 static inline void xi_store_s8(int8_t *p, xi v)
 {
     int16x4_t half = vqmovn_s32(v);
