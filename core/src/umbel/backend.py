@@ -104,10 +104,11 @@ def _hook(source: Source, caller: pluggy.HookCaller, record: Record) -> Callable
     places = [spec.argnames.index(name) for name in takes]
     # By position, which costs a third of a call by names: that where others stand between them.
     plain = takes == names[: len(takes)]
+    every = plain and takes == list(spec.argnames)
 
     def guarded(*args: Any) -> Any:
         try:
-            got = [args[place] for place in places]
+            got = args if every else [args[place] for place in places]
             answer = function(*got) if plain else function(**dict(zip(takes, got, strict=True)))
             if kind is not type(None):
                 _check(answer, kind, text, source.name)

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from umbel.adapters import Adapters
-from umbel.batch import Batch, feeds
+from umbel.batch import Batch, Feed
 from umbel.errors import ContextFullError, DeviceError, OutOfMemoryError
 from umbel.gguf.types import BY_NAME, F16, F32, DType
 from umbel.graph import Graph, Role, Tensor
@@ -283,8 +283,8 @@ class Runner:
             for sequence, ids in batch:
                 taken.append(self.cache.begin(sequence, len(ids)))
             columns = self.adapters.columns
-            arrays = feeds(plan.names, shape, batch, taken, not self.encodes, columns)
-            logits = plan.run(arrays, self.stop)[0]
+            feed = Feed(shape, batch, taken, not self.encodes, columns)
+            logits = plan.run(feed.arrays(plan.names), self.stop)[0]
         except BaseException:
             for places in taken:
                 self.cache.abort(places)

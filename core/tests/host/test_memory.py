@@ -127,7 +127,7 @@ def test_a_weight_cannot_be_overwritten(run):
     array.flags.writeable = False
     t = Tensor((4,), BY_NAME["f32"], Role.WEIGHT, "w")
     weight = host.buffer_type(host.DEVICE).store(t, array)
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(TypeError, match="read-only"):
         weight.write(0, np.ones(4, np.float32))
 
 

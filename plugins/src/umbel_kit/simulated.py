@@ -4,7 +4,7 @@ they read of the activations as some devices do."""
 from __future__ import annotations
 
 import numpy as np
-from umbel.batch import feeds
+from umbel.batch import Feed
 from umbel.gguf.types import F16, DType
 from umbel.graph import Role, Tensor
 from umbel.models import StepShape
@@ -41,7 +41,8 @@ def logits(runner: Runner, ids: list[int], activations: Activations) -> Array:
     definition, taken = runner.definition, runner.cache.begin(sequence, n)
     graph = definition.graph(shape, runner.state_shape).graph
     names = [t.name for t in graph.leaves(Role.INPUT)]
-    given = feeds(names, shape, [(sequence, ids)], [taken], True, runner.adapters.columns)
+    feed = Feed(shape, [(sequence, ids)], [taken], True, runner.adapters.columns)
+    given = feed.arrays(names)
     runner.cache.abort(taken)
     values: dict[Tensor, Array] = {t: given[t.name] for t in graph.leaves(Role.INPUT)}
     for t in graph.leaves(Role.WEIGHT):

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from umbel.batch import feeds
+from umbel.batch import Feed
 from umbel.gguf import GGUFFile
 from umbel.gguf.types import F32, DType
 from umbel.graph import Operation, Role, Tensor
@@ -65,7 +65,8 @@ def _step(runner: Runner, sequence: Seq, piece: list[int], shape: StepShape) -> 
     plan = runner.plan(shape)
     taken = runner.cache.begin(sequence, len(piece))
     batch, columns = [(sequence, piece)], runner.adapters.columns
-    given = feeds(plan.names, shape, batch, [taken], not runner.encodes, columns)
+    feed = Feed(shape, batch, [taken], not runner.encodes, columns)
+    given = feed.arrays(plan.names)
     past = len(sequence)
     runner.cache.commit(sequence, piece, taken)
     title = f"{len(piece)} token{'s' * (len(piece) != 1)} after {past}"

@@ -2,7 +2,6 @@
 
 import re
 
-import attrs
 import numpy as np
 import pytest
 import umbel
@@ -115,7 +114,7 @@ def test_adapters(load, alike, ids, tmp_path, arch):
 
     factors = 2 * len(linears(bare.runner.definition))
     for step, adapted in zip(bare.runner.usual, model.runner.usual, strict=True):
-        assert adapted == attrs.evolve(step, adapted=True)
+        assert adapted == step._replace(adapted=True)
         without, plan = bare.runner.plan(step), model.runner.plan(adapted)
         assert [s.target.name for s in without.steps] == [s.target.name for s in plan.steps]
         assert multiplied(without) + factors == multiplied(plan)

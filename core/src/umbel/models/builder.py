@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
+from typing import NamedTuple
 
 import attrs
 
@@ -28,8 +29,7 @@ class Architecture:
     pooled: bool = False  # the result is hidden states (all rows), not logits
 
 
-@attrs.frozen
-class StepShape:
+class StepShape(NamedTuple):  # whose hash costs a step little: it looks for its plan
     """What a plan is made for."""
 
     tokens: int  # new tokens of each sequence

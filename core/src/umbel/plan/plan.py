@@ -8,7 +8,7 @@ asked for.
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -48,9 +48,11 @@ class Stop:
     @contextlib.contextmanager
     def holding(self, targets: Sequence[Target]) -> Iterator[None]:
         """The locks of these devices; none of them is still at work afterwards."""
-        with contextlib.ExitStack() as stack:
+        locks: list[threading.RLock] = []
+        try:
             for target in targets:
-                stack.enter_context(target.lock)
+                target.lock.acquire()
+                locks.append(target.lock)
             self._held, done = targets, False
             try:
                 yield
@@ -67,6 +69,9 @@ class Stop:
                 for target in () if done and not self.asked else targets:
                     with contextlib.suppress(UmbelError):
                         target.hooks.sync(target.device)
+        finally:
+            for lock in reversed(locks):
+                lock.release()
 
 
 @attrs.frozen(eq=False)
@@ -131,8 +136,7 @@ class Plan:
         return outputs
 
     def _wait(self, target: Target, given: Given) -> None:
-        with _Naming(target, given.pop(target, None), self.check):
-            target.hooks.sync(target.device)
+        self._named(given.pop(target, ()), target, target.hooks.sync, target.device)
 
     def _run_step(self, step: Step, given: Given) -> None:
         for target in step.waits:
@@ -144,12 +148,29 @@ class Plan:
         target, nodes = step.target, step.graph.nodes
         first, _ = given.get(target) or (nodes[0], None)
         given[target] = ends = first, nodes[-1]
-        with _Naming(target, ends, self.check):
-            target.hooks.graph_compute(target.device, step.graph)
+        compute = target.hooks.graph_compute
+        self._named(ends, target, compute, target.device, step.graph)
         if self.check:
             self._wait(target, given)
-            with _Naming(target, ends, check=True):
-                _check_values(step.graph)
+            self._named(ends, target, _check_values, step.graph)
+
+    def _named(
+        self,
+        nodes: Iterable[Tensor],
+        target: Target,
+        call: Callable[..., object],
+        *args: object,
+    ) -> None:
+        """Calls; errors name the first and the last of the nodes that may be to blame."""
+        try:
+            call(*args)
+        except DeviceError as error:
+            named = [f"{n.label} ({n.op.name})" for n in dict.fromkeys(nodes) if n.op]
+            blamed = " to ".join(named) or "a step"
+            error.what = f"{blamed} on {target.name}: {error.what}"
+            if not self.check:
+                error.do = error.do or "run again with --check: it names the node"
+            raise
 
     def forget(self) -> None:
         """Lets the devices drop what they compiled for this plan."""
@@ -157,27 +178,6 @@ class Plan:
             # a fault is recorded; it keeps nobody from closing
             with step.target.lock, contextlib.suppress(UmbelError):
                 step.target.hooks.forget(step.target.device, step.graph.uid)
-
-
-@attrs.frozen
-class _Naming:
-    """Errors name the first and the last of the nodes that may be to blame."""
-
-    target: Target
-    ends: Ends | None
-    check: bool
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if not isinstance(error, DeviceError):
-            return
-        nodes = dict.fromkeys(self.ends or ())
-        named = [f"{n.label} ({n.op.name})" for n in nodes if n.op]
-        error.what = f"{' to '.join(named) or 'a step'} on {self.target.name}: {error.what}"
-        if not self.check:
-            error.do = error.do or "run again with --check: it names the node"
 
 
 def make(

@@ -139,7 +139,7 @@ class Cache:
         try:
             if not self.slots.free:
                 self._drop_oldest_snapshot()
-            (slot,) = self.slots.take(1).tolist()
+            slot = int(self.slots.take(1)[0]) if self.slots else 0
         except Exception:
             self.cells.drop(cells)
             raise
