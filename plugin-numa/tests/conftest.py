@@ -6,24 +6,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from umbel import gguf
+import umbel_numa
+from umbel import gguf, plugins
+from umbel.gguf.types import F32
 from umbel.graph import Tensor
 from umbel.hookspecs import Device, DeviceInfo
 from umbel.models import ModelDefinition, architecture
 from umbel.ops import OPS
 from umbel.plan import Target
 from umbel.runner import Runner, Settings
+from umbel.tools.gguf_file import header, padding
+from umbel.tools.quantize import quantise
 from umbel_numa.engine import Engine
 from umbel_numa.library import variant
 from umbel_numa.memory import NativeMemory
+from umbel_numa.placement import Placement
 from umbel_numa.support import unsupported
 
 ORACLES = Path(__file__).parents[2] / "core/tests/data/oracles"
 
 Load = Callable[..., Runner]
+Nodes = Callable[..., None]
 
 
 def target_of(engine: Engine) -> Target:
@@ -92,3 +99,40 @@ def oracle() -> Callable[[str], dict[str, np.ndarray]]:
 @pytest.fixture(scope="session")
 def oracles() -> Path:
     return ORACLES
+
+
+@pytest.fixture
+def on_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
+    """on_nodes(n, **more): the device has so many pretended nodes, and memories of its own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def choose(nodes: int, **more: Any) -> None:
+        plugins.get().close()
+        where = Placement((-1,) * nodes, tuple(range(nodes)), (0,) * nodes, **more)
+        monkeypatch.setattr(umbel_numa, "placement", lambda *_: where)
+
+    yield choose
+    plugins.get().close()
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts that are packed, with the vocabulary of another model."""
+    folder = tmp_path_factory.mktemp("mixture")
+    with (
+        gguf.open(ORACLES / "qwen3moe.gguf") as model,
+        gguf.open(ORACLES / "stories260K.gguf") as words,
+    ):
+        keys = {k: file for file in (words, model) for k in file.metadata}
+        values = {k: f.raw_value(k) for k, f in keys.items() if not k.startswith("llama.")}
+        n_vocab = len(words.metadata["tokenizer.ggml.tokens"])
+        arrays = {name: model.array(name) for name in model.tensors}
+        for name in ("token_embd.weight", "output.weight"):
+            shape = n_vocab, arrays[name].shape[1]
+            arrays[name] = np.random.default_rng(0).standard_normal(shape, np.float32)
+        whole = header(values, [(name, a.shape, F32) for name, a in arrays.items()], 32)
+        for array in arrays.values():
+            whole += array.tobytes() + padding(array.nbytes, 32)
+    (folder / "f32.gguf").write_bytes(whole)
+    quantise(folder / "f32.gguf", folder / "mixture.gguf", "Q8_0")
+    return folder / "mixture.gguf"

@@ -16,6 +16,8 @@ from umbel_numa.options import OPTIONS
 from umbel_numa.placement import Placement, placement
 from umbel_numa.topology import Node, Topology, read
 
+COPIES, WHOLE = "numa.mode=mirror makes no copies", "numa.experts=whole has no effect"
+
 
 def machine(nodes: int, cpus: int = 4, cores: int | None = None, **more: Any) -> Topology:
     """So many nodes with so many CPUs each."""
@@ -78,6 +80,32 @@ def test_fewer_threads_than_nodes(caplog: pytest.LogCaptureFixture) -> None:
     where = placement({"threads": 1, "threads_prefill": 4}, machine(2))
     assert (where.decode, where.prefill) == (2, 4)
     assert "1 threads are fewer than the 2 nodes" in caplog.text
+
+
+def test_fewer_threads_for_prompts_than_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    where = placement({"threads_prefill": 1}, machine(2))
+    assert (where.decode, where.prefill) == (8, 2)
+    assert "1 threads are fewer than the 2 nodes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "told"),
+    [
+        ({"mode": "mirror"}, 1, [COPIES]),
+        ({"mode": "mirror", "experts": "whole"}, 1, [COPIES, WHOLE]),
+        ({"mode": "isolate", "experts": "whole"}, 2, [WHOLE]),
+        ({"mode": "off", "experts": "whole"}, 2, [WHOLE]),
+        ({"mode": "mirror", "experts": "whole"}, 2, []),
+        ({"mode": "distribute", "experts": "rows"}, 1, []),
+        ({}, 1, []),
+    ],
+)
+def test_what_has_no_effect_on_one_node(
+    options: dict[str, Any], nodes: int, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    placement(options, machine(nodes))
+    lines = [f"{what}: no second node is used" for what in told]
+    assert [record.getMessage() for record in caplog.records] == lines
 
 
 def test_far_too_many_threads_are_capped(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,11 +216,26 @@ def test_doctor_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(findings, "may_ask", lambda: False)
     found = list(findings.findings(root))
 
-    assert levels(found, "node 0: 2 CPUs, node 1: 2 CPUs") == ["ok"]
+    assert levels(found, "4 threads by default (node 0: 2 CPUs, node 1: 2 CPUs)") == ["ok"]
     assert levels(found, "huge pages are off") == ["warning"]
     assert levels(found, "numa_balancing") == ["warning"]
     assert levels(found, "move_pages is refused") == ["warning"]
     assert all(f.do for f in found if f.level == "warning")
+
+
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        (machine(1, 1), "1 thread by default (node 0: 1 CPU)"),
+        (machine(1, 8, cores=4), "4 threads by default (node 0: 8 CPUs of 4 cores)"),
+        (machine(1, 2, cores=1, quota=1.5), "1 thread by default (node 0: 2 CPUs of 1 core)"),
+    ],
+)
+def test_doctor_tells_how_many_threads(
+    machine: Topology, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "read", lambda _: machine)
+    assert levels(list(findings.findings()), told) == ["ok"]
 
 
 def test_doctor_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

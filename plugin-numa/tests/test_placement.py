@@ -84,7 +84,7 @@ def on_all(work: Callable[[Engine], np.ndarray], **more: Any) -> None:
     for nodes in NODES:
         for copies in (False, True):
             numa = engine(nodes, 2 if nodes == 2 else 1, **more)
-            numa.copies = copies
+            numa.met.copies = copies
             try:
                 got = work(numa)
             finally:
@@ -300,6 +300,20 @@ def test_threads_of_steps() -> None:
     numa.close()
 
 
+def test_rows_of_experts_are_not_those_of_the_step() -> None:
+    """Each expert is read for a few of them: it is the tokens that tell a prompt."""
+    rng = np.random.default_rng(3)
+    raw = values("q4_0", (7, 40, 64))
+    numa = engine(1, 4, decode=2, prefill=4)
+    for tokens, threads in ((1, 2), (16, 2), (17, 4)):
+        x = rng.standard_normal((tokens, 3, 64)).astype(np.float32)
+        ids = np.array([rng.permutation(7)[:3] for _ in range(tokens)], np.int32)
+        run(numa, "mul_mat_id", (7, 40, 64), raw, "q4_0", x, ids)
+        assert numa.programs[1].threads == threads
+        numa.forget(1)
+    numa.close()
+
+
 # caches
 
 
@@ -405,7 +419,7 @@ def test_mirror(on_nodes: Any, monkeypatch: Any, caplog: Any) -> None:
         caplog.clear()
         got, _ = logits("llama-e256-Q4_K")
         assert told in caplog.text
-        assert umbel_numa.opened().copies == (room > 1000)
+        assert umbel_numa.opened().met.copies == (room > 1000)
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_array_equal(one, other)
 

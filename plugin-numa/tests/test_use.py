@@ -4,59 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import umbel
 import umbel_numa
-from umbel import cli, gguf, plugins
-from umbel.gguf.types import F32
-from umbel.tools.gguf_file import header, padding
-from umbel.tools.quantize import quantise
+from umbel import cli
 from umbel_numa import tuned, use
-from umbel_numa.placement import Placement
 
 ORACLES = Path(__file__).parents[2] / "core/tests/data/oracles"
 Nodes = Callable[..., None]
-
-
-@pytest.fixture
-def on_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
-    """on_nodes(n, **more): the device has so many pretended nodes, and memories of its own."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-    def choose(nodes: int, **more: str) -> None:
-        plugins.get().close()
-        where = Placement((-1,) * nodes, tuple(range(nodes)), (0,) * nodes, **more)
-        monkeypatch.setattr(umbel_numa, "placement", lambda *_: where)
-
-    yield choose
-    plugins.get().close()
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture of experts that are packed, with the vocabulary of another model."""
-    folder = tmp_path_factory.mktemp("mixture")
-    with (
-        gguf.open(ORACLES / "qwen3moe.gguf") as model,
-        gguf.open(ORACLES / "stories260K.gguf") as words,
-    ):
-        keys = {k: file for file in (words, model) for k in file.metadata}
-        values = {k: f.raw_value(k) for k, f in keys.items() if not k.startswith("llama.")}
-        n_vocab = len(words.metadata["tokenizer.ggml.tokens"])
-        arrays = {name: model.array(name) for name in model.tensors}
-        for name in ("token_embd.weight", "output.weight"):
-            shape = n_vocab, arrays[name].shape[1]
-            arrays[name] = np.random.default_rng(0).standard_normal(shape, np.float32)
-        whole = header(values, [(name, a.shape, F32) for name, a in arrays.items()], 32)
-        for array in arrays.values():
-            whole += array.tobytes() + padding(array.nbytes, 32)
-    (folder / "f32.gguf").write_bytes(whole)
-    quantise(folder / "f32.gguf", folder / "mixture.gguf", "Q8_0")
-    return folder / "mixture.gguf"
 
 
 def test_what_is_counted(on_nodes: Nodes, mixture: Path) -> None:
@@ -67,13 +26,24 @@ def test_what_is_counted(on_nodes: Nodes, mixture: Path) -> None:
         found = use.counted(model, engine, 9)
         metadata = model.file.metadata
         model.generate("a", max_tokens=1).read()
-        prompt = len(model.tokenizer.encode("The"))
         assert use.counted(model, engine, 9) == found
     experts, used = (metadata[f"qwen3moe.expert_{n}count"] for n in ("", "used_"))
     layers = metadata["qwen3moe.block_count"]
     assert len(found) == 3 * layers
     assert {len(chosen) for chosen in found.values()} == {experts}
-    assert {sum(chosen) for chosen in found.values()} == {(prompt + 9 - 1) * used}
+    assert {sum(chosen) for chosen in found.values()} == {9 * used}
+
+
+@pytest.mark.parametrize(("p", "n"), [(1, 1), (8, 1)])
+def test_counting_has_room(on_nodes: Nodes, mixture: Path, p: int, n: int) -> None:
+    """In the context that the tokens to measure with need, and not a token more."""
+    on_nodes(2)
+    tuned.save("experts", {"changed by hand": 3})
+    assert cli.main(["numa", "tune", str(mixture), "-p", str(p), "-n", str(n)]) == 0
+    (found,) = (v for v in tuned.load()["experts"].values() if v != 3)
+    with umbel.gguf.open(mixture) as file:
+        used = file.metadata["qwen3moe.expert_used_count"]
+    assert {sum(chosen) for chosen in found.values()} == {p * used}
 
 
 def test_a_model_without_experts(on_nodes: Nodes) -> None:
@@ -124,5 +94,9 @@ def test_what_was_changed_by_hand(on_nodes: Nodes, mixture: Path) -> None:
             assert use.recall(file) == {}
         tuned.save("experts", {name: {"w": [1, 2], "v": 3}})
         assert use.recall(file) == {"w": [1, 2]}
+        tuned.save("experts", {name: 3})
+        (some, *_) = (w.tensor.name for w in umbel_numa.opened().weights if w.file is not None)
+        use.remember(umbel_numa.opened(), {some: [4]})
+        assert use.recall(file) == {some: [4]}
     assert use.forget()
     assert not use.forget()

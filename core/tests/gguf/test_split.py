@@ -50,6 +50,21 @@ def test_any_part_opens_all(given, parts):
         assert sum(p.stat().st_size for p in parts) == file.size
 
 
+def test_arrays_lead_to_the_whole(parts):
+    """From an array of any part to what all of them share, while the file is open and after."""
+    with umbel.gguf.open(parts[0]) as file:
+        arrays = [file.array(f"t{i}") for i in range(3)]
+    found = []
+    for base in arrays:
+        while not isinstance(base, memoryview):
+            base = base.base
+        found.append(base.obj)
+    assert all(isinstance(part, umbel.gguf.Part) for part in found)
+    assert [len(part) for part in found] == [path.stat().st_size for path in parts]
+    assert len({part.whole for part in found}) == 1
+    assert found[0].whole.size == file.size
+
+
 @pytest.mark.parametrize("given", [0, 2])
 def test_missing_part(given, parts):
     """A part that is not there is named."""

@@ -172,7 +172,7 @@ def run_tune(args: argparse.Namespace) -> int:
         msg = "the numbers of threads are what is looked for"
         raise OptionError(msg, where="--threads", do="leave it out")
     with _open(args, [1]) as model:
-        nbytes = umbel_numa.opened().met
+        nbytes = umbel_numa.opened().met.nbytes
 
         def told(trial: Trial) -> None:
             common.say_progress(f"{trial.threads}: {trial.s_pp:.1f}, {trial.s_tg:.1f} t/s")

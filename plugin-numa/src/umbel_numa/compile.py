@@ -38,8 +38,8 @@ _ALIGN = 64
 def compile_split(graph: SplitGraph, engine: Engine) -> Compiled:
     """The split as steps."""
     nodes = [node for node in graph.nodes if node.op is not None and not node.op.view]
-    rows = (math.prod(node.inputs[1].shape[:-1]) for node in nodes if _multiplies(node))
-    writer = _Writer(graph, engine, engine.count(max(rows, default=0)))
+    rows = max((_rows(node) for node in nodes if _multiplies(node)), default=0)
+    writer = _Writer(graph, engine, engine.count(rows))
     deal(nodes, graph.slots)
     for item in Fuser(nodes, set(graph.outputs), writer.form, writer.place).items():
         if isinstance(item, Linear):
@@ -67,9 +67,7 @@ class _Writer:
     partial: Range = (0, 0)  # what one attention leaves at a time
     ring: int = attrs.field(init=False)  # bytes for prepared activations, used in turn
     next: int = 0
-    wdata: int = attrs.field(
-        init=False
-    )  # bytes that each node has for a step, the ring's first
+    wdata: int = attrs.field(init=False)  # bytes of a node for a step, the ring's first
     read: list[Range] = attrs.field(factory=list)  # since the threads last met
     written: list[Range] = attrs.field(factory=list)
 
@@ -341,6 +339,14 @@ def _of_floats(t: Tensor) -> tuple[int, ...]:
 
 def _float_offset(t: Tensor) -> int:
     return t.offset * t.dtype.block * 4 // t.dtype.block_bytes
+
+
+def _rows(node: Tensor) -> int:
+    """With how many rows a product multiplies one matrix, at most: the experts of a token are
+    matrices of their own."""
+    assert node.op is not None
+    x = node.inputs[1].shape
+    return x[0] if node.op.name == "mul_mat_id" else math.prod(x[:-1])
 
 
 def _multiplies(node: Tensor) -> bool:

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import numpy as np
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError
+from umbel.gguf import Part, Whole
 from umbel.gguf.types import DType
 from umbel.hookspecs import SplitGraph
+from umbel.host import memory as machine_memory
 
 from umbel_numa import cut
 from umbel_numa.compile import compile_split
+from umbel_numa.effect import without_effect
 from umbel_numa.library import Format, library, variant
 from umbel_numa.pages import Binder, Room
 from umbel_numa.placement import Placement, available
@@ -33,6 +36,16 @@ Use = Mapping[str, Sequence[int]]  # by weight how often each of its experts was
 
 
 @attrs.define(eq=False)
+class Met:
+    """What is so of one model."""
+
+    nbytes: int = 0  # of all its files
+    copies: bool = False  # each node has one of all packed weights
+    use: dict[str, Sequence[int]] = attrs.field(factory=dict)  # of its experts, where known
+    told: bool = False  # which options have no effect on it
+
+
+@attrs.define(eq=False)
 class Engine:
     """Threads and kernels; everything but `cancel` comes with the device's lock held."""
 
@@ -46,14 +59,16 @@ class Engine:
     binder: Binder = attrs.field(factory=Binder)
     slabs: Slabs = attrs.field()
     room: Room = attrs.field(factory=Room)
-    met: int = 0  # bytes of the file that weights were stored from last
+    met: Met = attrs.field(factory=Met)  # the model whose weights were stored last
+    models: weakref.WeakKeyDictionary[Whole | mmap.mmap, Met] = attrs.field(
+        factory=weakref.WeakKeyDictionary
+    )
     known: Callable[[mmap.mmap], Use] = lambda _: {}  # of the experts of a file
-    use: Use = attrs.field(factory=dict)  # of those of that file
-    copies: bool | None = None  # each node has one of all weights; None: not decided
     formats: dict[DType, Format] = attrs.field(factory=dict)
     programs: dict[int, Program] = attrs.field(factory=dict)
     weights: weakref.WeakSet[NativeWeight] = attrs.field(factory=weakref.WeakSet)
-    _file: weakref.ref[mmap.mmap] | None = None
+    _files: weakref.WeakSet[mmap.mmap] = attrs.field(factory=weakref.WeakSet)  # of the models
+    _usual: Counts = (0, 0)
 
     @placement.default
     def _anywhere(self) -> Placement:
@@ -66,7 +81,7 @@ class Engine:
     def __attrs_post_init__(self) -> None:
         lib, where = library(), self.placement
         self.table = lib.un_variant(self.kernels.encode())
-        self.threads = where.count(where.decode)
+        self.threads, self._usual = where.count(where.decode), (where.decode, where.prefill)
         lists = [np.array(n, np.int32) for n in (where.cpus, where.nodes, where.numbers)]
         self.handle = lib.un_engine_new(
             self.table, len(where.cpus), *(n.ctypes.data for n in lists)
@@ -115,46 +130,76 @@ class Engine:
         library().un_engine_shares(self.handle, threads or self.threads, sizes.ctypes.data)
         return [int(size) for size in sizes]
 
-    def cut(self, count: int, groups: int, name: str = "") -> cut.Cut:
-        """How nodes share the packed weight of this name."""
-        whole, use = self.placement.experts == "whole", self.use.get(name)
-        copies = bool(self.copies)
-        return cut.cut(self.shares(), count, groups, copies=copies, whole=whole, use=use)
+    # models
+
+    def cut(self, count: int, groups: int, weight: NativeWeight) -> cut.Cut:
+        """How nodes share a packed weight."""
+        met, whole = self.met_of(weight.file), self.placement.experts == "whole"
+        use = met.use.get(weight.tensor.name)
+        return cut.cut(self.shares(), count, groups, copies=met.copies, whole=whole, use=use)
+
+    def met_of(self, file: mmap.mmap | None) -> Met:
+        """The model that a file belongs to; of no file the last one."""
+        return self.met if file is None else self.models.get(_whole(file), self.met)
 
     def meet(self, file: mmap.mmap) -> None:
         """A weight of this file is about to be stored."""
-        if self._file is not None and self._file() is file:
+        whole = _whole(file)
+        if whole not in self.models:
+            nbytes = whole.size if isinstance(whole, Whole) else len(whole)
+            self.room.ask_again()
+            self.models[whole] = Met(nbytes, self._has_room_for_copies(nbytes))
+            self._tune()
+        self.met = self.models[whole]
+        if file not in self._files:
+            self._files.add(file)
+            self._recall(file, self.met)
+
+    def _tune(self) -> None:
+        """Threads that are best for the largest of the models, which takes most of the time."""
+        if self.placement.chosen:
             return
-        self._file = weakref.ref(file)
-        nbytes = self.met = len(file)
-        self.room.ask_again()
-        self._recall(file)
-        if self.copies is None:
-            self.copies = self._has_room_for_copies(nbytes)
-        counts = None if self.placement.chosen else self.tuned(nbytes)
-        if counts is not None and counts != (self.placement.decode, self.placement.prefill):
-            log.warning("threads as `umbel numa tune` found them: %d, for prompts %d", *counts)
+        found = self.tuned(max(met.nbytes for met in self.models.values()))
+        counts = found or self._usual
+        if counts != (self.placement.decode, self.placement.prefill):
+            how = "as `umbel numa tune` found them" if found else "as by default"
+            log.warning("threads %s: %d, for prompts %d", how, *counts)
             self.set_counts(*counts)
 
-    def _recall(self, file: mmap.mmap) -> None:
+    def _recall(self, file: mmap.mmap, met: Met) -> None:
         """What is known of the use of experts, where they are dealt as a whole."""
         whole = self.placement.experts == "whole" and len(self.placement.numbers) > 1
-        self.use = self.known(file) if whole else {}
-        if whole and self.use:
+        found = self.known(file) if whole and not met.copies else {}
+        if found and not met.use:
             log.warning("experts are dealt by their use, as `umbel numa tune` counted it")
+        met.use |= found
 
     def _has_room_for_copies(self, nbytes: int) -> bool:
         numbers = self.placement.numbers
         if self.placement.mode != "mirror" or len(numbers) == 1:
             return False
         room, mb = min(map(available, numbers)), nbytes / 1e6
+        if granted := machine_memory()[1]:  # a container may have less than its nodes
+            room = min(room, granted // len(numbers))
         if 1.1 * nbytes < room:
-            told = "a copy of the weights on each node takes %.0f MB more"
+            told = "a copy of the weights on each node takes up to %.0f MB more"
             log.warning(told, mb * (len(numbers) - 1))
             return True
         told = "weights are distributed: a copy takes %.0f MB, and a node has %.0f MB free"
         log.warning(told, mb, room / 1e6)
         return False
+
+    def _tell_without_effect(self, program: Program) -> None:
+        """Once for each model, when it is about to run for the first time."""
+        met = next((self.met_of(w.file) for w in program.factors if w.file is not None), None)
+        if met is None or met.told:
+            return
+        met.told = True
+        weights = [
+            w for w in list(self.weights) if w.file is not None and self.met_of(w.file) is met
+        ]
+        for line in without_effect(self.placement, met.copies, weights):
+            log.warning(line)
 
     # where weights lie
 
@@ -186,6 +231,7 @@ class Engine:
         if program is None:
             program = Program(self.handle, compile_split(graph, self))
             self.programs[graph.uid] = program
+            self._tell_without_effect(program)
         code = library().un_run(self.handle, program.handle, program.threads)
         if code == _CANCELLED:
             msg = "the step was cancelled"
@@ -207,3 +253,8 @@ class Engine:
             self.forget(uid)
         library().un_engine_free(self.handle)
         self.handle = 0
+
+
+def _whole(file: mmap.mmap) -> Whole | mmap.mmap:
+    """What all files of a model have in common."""
+    return file.whole if isinstance(file, Part) else file

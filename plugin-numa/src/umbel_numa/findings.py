@@ -14,7 +14,7 @@ from umbel_numa import tuned
 from umbel_numa.library import FORCED, variant, variants
 from umbel_numa.pages import may_ask
 from umbel_numa.placement import balancing
-from umbel_numa.topology import Topology, plan, read
+from umbel_numa.topology import Node, Topology, plan, read
 
 GAINS = {
     "avx512": "AVX-512 with VNNI",
@@ -47,25 +47,30 @@ def _kernels() -> Iterator[Finding]:
 
 def _machine(topology: Topology, root: Path) -> Iterator[Finding]:
     threads = plan(topology)
-    nodes = [f"node {n.number}: {_cpus(len(n.cpus))}" for n in topology.nodes if n.cpus]
-    many = len(threads.numbers) > 1
-    where = f"{len(threads.cpus)} threads by default" if many else "one NUMA node"
-    yield Finding("ok", f"{where} ({', '.join(nodes)})")
+    nodes = [f"node {n.number}: {_cpus(n)}" for n in topology.nodes if n.cpus]
+    usual = f"{_some(len(threads.cpus), 'thread')} by default"
+    yield Finding("ok", f"{usual} ({', '.join(nodes)})")
     if topology.quota is not None:
         what = f"{topology.quota:g} processors' time is granted (cgroup)"
-        yield Finding("note", f"{what}: {len(threads.cpus)} threads by default")
+        yield Finding("note", f"{what}: {usual}")
     barred = [str(n.number) for n in topology.nodes if n.cpus and not n.grants_memory]
     if barred:
         what = f"memory of node {', '.join(barred)} is not granted, or there is none"
         yield Finding("note", f"{what}: its CPUs work with that of others")
-    yield from _memory(root, many)
+    yield from _memory(root, len(threads.numbers) > 1)
     known = tuned.Records.of(topology)
     if known.counts:
-        yield Finding("ok", f"threads were tuned for {len(known.counts)} sizes of models")
+        sizes = _some(len(known.counts), "size")
+        yield Finding("ok", f"threads were tuned for {sizes} of models")
 
 
-def _cpus(count: int) -> str:
-    return "1 CPU" if count == 1 else f"{count} CPUs"
+def _cpus(node: Node) -> str:
+    cpus = _some(len(node.cpus), "CPU")
+    return cpus if node.cores == len(node.cpus) else f"{cpus} of {_some(node.cores, 'core')}"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _memory(root: Path, many: bool) -> Iterator[Finding]:

@@ -56,10 +56,15 @@ def placement(
     prefill = prefill or decode or usual
     decode = decode or usual
     made = _few(plan(topology, max(decode, prefill, *(() if chosen else tuned)), mode))
-    if decode < len(made.numbers):
-        told = "%d threads are fewer than the %d nodes that hold weights: one on each decodes"
-        log.warning(told, decode, len(made.numbers))
+    if (fewest := min(decode, prefill)) < len(made.numbers):
+        told = "%d threads are fewer than the %d nodes that hold weights: one on each computes"
+        log.warning(told, fewest, len(made.numbers))
     experts = options.get("experts", "rows")
+    if len(made.numbers) == 1:
+        if mode == "mirror":
+            log.warning("numa.mode=mirror makes no copies: no second node is used")
+        if experts == "whole":
+            log.warning("numa.experts=whole has no effect: no second node is used")
     given = attrs.evolve(made, mode=mode, experts=experts, chosen=chosen)
     return attrs.evolve(given, decode=given.count(decode), prefill=given.count(prefill))
 

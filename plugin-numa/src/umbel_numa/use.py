@@ -33,9 +33,10 @@ def counted(model: umbel.Model, engine: Engine, tokens: int) -> Use:
     for weight in weights:
         weight.count(True)
     if any(weight.chosen is not None for weight in weights):
+        begin = model.tokenizer.encode(_PROMPT)[:1]  # of one token: any context has room for it
         onwards = dict.fromkeys(model.tokenizer.vocab.ends, float("-inf"))  # no end before
         how: dict[str, Any] = {"temperature": 1.0, "seed": 0, "logit_bias": onwards}
-        model.generate(_PROMPT, max_tokens=tokens, **how).read()
+        model.generate(begin, max_tokens=tokens, **how).read()
     found = {w.tensor.name: w.chosen.tolist() for w in weights if w.chosen is not None}
     for weight in weights:
         weight.count(False)
@@ -57,12 +58,12 @@ def busiest(chosen: Sequence[int], used: int, first: Sequence[int]) -> float:
 
 
 def remember(engine: Engine, use: Use) -> None:
-    known = _known()
+    found: dict[str, dict[str, Sequence[int]]] = {}  # by file
     for weight in list(engine.weights):
         if weight.tensor.name in use and weight.file is not None:
-            of = known.setdefault(_identity(weight.file), {})
+            of = found.setdefault(_identity(weight.file), {})
             of[weight.tensor.name] = use[weight.tensor.name]
-    tuned.save(_KEY, known)
+    tuned.save(_KEY, _known() | found)
 
 
 def recall(file: mmap.mmap) -> Use:

@@ -134,7 +134,7 @@ class NativeWeight:
         """Memory for what each node holds of a packed weight, on that node."""
         count, groups = int(weight["count"]), int(weight["groups"])
         numbers = self.engine.placement.numbers
-        parts = self.engine.cut(count, groups, self.tensor.name)
+        parts = self.engine.cut(count, groups, self)
         weight["nodes"], weight["split"] = len(numbers), parts.split
         weight["first"][: len(parts.first)] = parts.first
         segments = []

@@ -5,8 +5,17 @@
 ...     weights = file.array("token_embd.weight")
 """
 
-from umbel.gguf.file import GGUFFile, part_names
+from umbel.gguf.file import GGUFFile, Part, Whole, part_names
 from umbel.gguf.file import open_file as open  # noqa: A004 (read as gguf.open, like gzip.open)
 from umbel.gguf.header import Metadata, TensorInfo, Value
 
-__all__ = ["GGUFFile", "Metadata", "TensorInfo", "Value", "open", "part_names"]
+__all__ = [
+    "GGUFFile",
+    "Metadata",
+    "Part",
+    "TensorInfo",
+    "Value",
+    "Whole",
+    "open",
+    "part_names",
+]

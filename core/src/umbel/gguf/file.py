@@ -33,6 +33,19 @@ _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
 _PER_PART = ("split.", "general.alignment")  # keys that say something of their own part only
 
 
+@attrs.define(eq=False)
+class Whole:
+    """What all files of one open model share."""
+
+    size: int  # bytes of all
+
+
+class Part(mmap.mmap):
+    """One file of a model, mapped; the `base` of its arrays leads to it."""
+
+    whole: Whole
+
+
 def open_file(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a GGUF file; of a split model any part, which opens all.
 
@@ -51,13 +64,13 @@ def open_file(path: str | os.PathLike[str]) -> GGUFFile:
     return GGUFFile(paths[0], _merge(paths, headers), maps)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> Part:
     try:
         # Asked first: opening a FIFO would wait for its writer, and a device has no end.
         if not path.is_file():
             refuse("there is no such file, or it is not a regular file", path)
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return Part(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: there is nothing to map in it
         refuse("the file cannot be read, or is truncated to nothing", path, got=error)
 
@@ -108,7 +121,7 @@ class GGUFFile(AbstractContextManager["GGUFFile"]):
     Metadata stays readable after closing.
     """
 
-    def __init__(self, path: Path, header: Header, maps: list[mmap.mmap]) -> None:
+    def __init__(self, path: Path, header: Header, maps: list[Part]) -> None:
         self.path = path
         self.version = header.version
         self.alignment = header.alignment
@@ -116,6 +129,9 @@ class GGUFFile(AbstractContextManager["GGUFFile"]):
         self.tensors = header.tensors
         self.size = sum(len(data) for data in maps)
         self._maps = maps
+        whole = Whole(self.size)
+        for data in maps:
+            data.whole = whole
 
     @property
     def unsupported(self) -> list[tuple[str, int]]:
@@ -167,7 +183,7 @@ class GGUFFile(AbstractContextManager["GGUFFile"]):
         """The bytes of the metadata value `key` in the (first) file, its type before it."""
         return self._map_of(0)[self.metadata.spans[key]]
 
-    def _map_of(self, part: int) -> mmap.mmap:
+    def _map_of(self, part: int) -> Part:
         if not self._maps:
             msg = "the file is closed"
             raise UmbelError(msg, where=self.path)
