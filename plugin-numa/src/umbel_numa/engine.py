@@ -15,13 +15,13 @@ from umbel.hookspecs import SplitGraph
 
 from umbel_numa import cut
 from umbel_numa.compile import compile_split
-from umbel_numa.library import Format, library, variant
+from umbel_numa.library import Format, library, no_threads, variant
 from umbel_numa.pages import Binder, Room
 from umbel_numa.placement import Placement, available
 from umbel_numa.program import Program
 from umbel_numa.resident import Segment, misplaced, resident
 from umbel_numa.slabs import Slabs
-from umbel_numa.weights import NativeWeight
+from umbel_numa.weights import NativeWeight, tell
 
 log = logging.getLogger("umbel")
 
@@ -186,7 +186,10 @@ class Engine:
         if program is None:
             program = Program(self.handle, compile_split(graph, self))
             self.programs[graph.uid] = program
+            tell(self.weights)
         code = library().un_run(self.handle, program.handle, program.threads)
+        if code < 0:
+            raise no_threads(program.threads, code)
         if code == _CANCELLED:
             msg = "the step was cancelled"
             raise CancelledError(msg)
