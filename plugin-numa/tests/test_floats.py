@@ -185,7 +185,7 @@ def test_weights_that_are_not_finite(engine, name, caplog) -> None:
     with caplog.at_level(logging.WARNING, "umbel"):
         found = product(engine, as_stored(values, dtype), dtype, x)
     assert [r.getMessage() for r in caplog.records] == [
-        "the weight w is not packed, its values are too uneven: products in float32"
+        "the values of w are too uneven to be packed: products in float32"
     ]
     assert (found[:, 2] == np.inf).all()
     assert (found[:, 4] == -np.inf).all()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from umbel import cli, plugins
+from umbel.errors import DeviceError
 from umbel_numa import report
 from umbel_numa.engine import Engine
 from umbel_numa.measure import Speed
@@ -102,3 +105,20 @@ def test_experts(used: int, of: int, better: str) -> None:
 def test_threads_that_meet() -> None:
     where = Placement((0, 1, 2, 3, 4, 5), (0, 0, 0, 1, 1, 1), (0, 1))
     assert report._taking_part(where, [2, 1]) == ([0, 1, 3], [0, 0, 1])
+
+
+def test_threads_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why a barrier was not timed is no time."""
+    numa = Engine(2)
+    real = report.library()
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            failing = name == "un_barrier_time"
+            return (lambda *_: float(-errno.EAGAIN)) if failing else getattr(real, name)
+
+    monkeypatch.setattr(report, "library", Failing)
+    with pytest.raises(DeviceError, match="cannot start 2 threads") as told:
+        list(report.barriers(numa.placement, numa, sweep=False))
+    numa.close()
+    assert told.value.got == os.strerror(errno.EAGAIN)

@@ -189,6 +189,7 @@ from umbel.gguf.types import BY_NAME
 from umbel.graph import Role, Tensor
 from umbel_numa.engine import Engine
 from umbel_numa.memory import NativeMemory
+from umbel_numa.weights import tell
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 rows, engine = 1 << 14, Engine(2)
@@ -199,14 +200,15 @@ resource.setrlimit(resource.RLIMIT_AS, (size + (8 << 20), resource.RLIM_INFINITY
 t = Tensor((rows, 2048), BY_NAME["q4_0"], Role.WEIGHT, "w")
 weight = NativeMemory(engine, {"w"}).store(t, raw)
 print(weight.packed(), weight.rows() == weight.handle)
+tell([weight])
 """
 
 
 @LINUX
 def test_little_memory() -> None:
     """A weight that cannot be packed is used as it is, and a line says so."""
-    told, state = python(LITTLE).splitlines()
-    assert told.startswith("there is no memory to pack weights: w")
+    state, told = python(LITTLE).splitlines()
+    assert told.startswith("there is no memory to pack w: ")
     assert state == "0 True"
 
 

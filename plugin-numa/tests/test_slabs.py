@@ -1,9 +1,13 @@
-"""Memory that many tensors share."""
+"""Memory that many tensors share; and where it is bound."""
 
+import logging
 import weakref
 
 import numpy as np
-from umbel_numa.pages import Binder, page_size
+import pytest
+from umbel.errors import OutOfMemoryError
+from umbel_numa import pages
+from umbel_numa.pages import Binder, fresh, page_size
 from umbel_numa.slabs import SLAB, Slabs
 
 
@@ -43,3 +47,43 @@ def test_a_slab_lives_as_long_as_one_of_its_pieces() -> None:
     pieces.clear()
     assert slab() is None
     assert np.all(slabs.take(100, "weight") == 0)
+
+
+@pytest.mark.parametrize(("usage", "option"), [("state", "--ctx"), ("compute", "--ubatch")])
+def test_what_would_make_room(usage: str, option: str) -> None:
+    """What no system has is refused, with the option that asked for it."""
+    with pytest.raises(OutOfMemoryError, match=f"of {usage} memory") as told:
+        fresh(1 << 62, usage)
+    assert option in told.value.do
+
+
+def test_a_node_that_is_full(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though others have memory: what is bound to it would end the process. It is told once,
+    and what fits is bound."""
+    room, bound = {0: 1 << 40, 1: (3 << 20) + pages._KEPT, 2: 0}, list[tuple[int, int]]()
+    real = pages.library()
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            if name == "un_pages_bind":
+                return lambda _, nbytes, number: bound.append((number, nbytes)) or 0
+            return getattr(real, name)
+
+    monkeypatch.setattr(pages, "library", Watched)
+    monkeypatch.setattr(pages, "available", room.get)
+    binder = Binder()
+    slabs = Slabs(binder)
+    with caplog.at_level(logging.WARNING, "umbel"):
+        for number in (0, 1, 2):  # 2 does not tell
+            assert slabs.take(SLAB, "weight", number).nbytes == SLAB
+            assert binder.fresh(2 << 20, "weight", number).nbytes == 2 << 20
+            assert slabs.take(100, "weight", number).nbytes == 100
+    assert bound == [
+        *[(0, SLAB), (0, 2 << 20), (0, SLAB)],
+        (1, 2 << 20),
+        *[(2, SLAB), (2, 2 << 20), (2, SLAB)],
+    ]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("node 1 is full: ")

@@ -10,6 +10,7 @@ import pytest
 import umbel
 import umbel_numa
 from umbel import cli, plugins
+from umbel.errors import UmbelError
 from umbel_numa import tuned
 from umbel_numa.topology import read
 from umbel_numa.tune import Trial, best, coarse, decode_of, near, prefill_of
@@ -73,6 +74,54 @@ def test_what_is_known_is_used_where_nothing_is_asked_for(
         assert umbel_numa.opened().threads == 1
 
 
+def test_what_was_found_with_other_options_is_not_meant(config: Path) -> None:
+    """Nor overwritten by it; all of it goes when it is forgotten."""
+    words = "numa", "tune", str(MODEL), "-p", "8", "-n", "2"
+    assert cli.main([*words, "-O", "numa.precise=true"]) == 0
+    plugins.get().close()
+    (precise,) = json.loads(config.read_text())
+    topology, size = read(), MODEL.stat().st_size
+    assert precise == f"{tuned.machine(topology)} precise=True"
+    assert tuned.Records.of(topology).best(size) is None
+    tuned.Records.of(topology).remember(size, (1, 4))
+    tuned.Records.of(topology, "precise=True").remember(size, (1, 5))
+
+    for options, expected in (({}, 4), ({"precise": True}, 5)):
+        with umbel.load(MODEL, "numa", ctx=8, options={"numa": options}):
+            assert umbel_numa.opened().placement.prefill == expected
+        plugins.get().close()
+    assert tuned.way({"mode": "auto", "threads": 3, "experts": "rows"}) == ""
+    assert tuned.way({"mode": "mirror", "precise": True}) == "mode=mirror precise=True"
+    assert cli.main(["numa", "tune", "--forget"]) == 0
+    assert json.loads(config.read_text()) == {}
+
+
+def test_a_folder_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was found is shown all the same, and then why it is not kept."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    with pytest.raises(UmbelError, match="cannot be remembered"):
+        tuned.save("experts", {"a": {}})
+    assert cli.main(["numa", "tune", str(MODEL), "-p", "8", "-n", "2"]) == 2
+    out, err = capsys.readouterr()
+    assert "best: " in out
+    assert "cannot be remembered" in err
+    assert str(tmp_path / "file") in err
+
+
+def test_nobody_has_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of a container whom the system does not know."""
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    assert tuned.load() == {}
+    with pytest.raises(UmbelError, match="cannot be remembered"):
+        tuned.save("m", {"30": [1, 2]})
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_of_another_size_are_not_meant() -> None:
     records = tuned.Records("m", {tuned.size_class(1 << 30): (3, 4)})
     assert records.best((1 << 31) - 1) == (3, 4)
@@ -91,7 +140,11 @@ def test_a_file_that_was_changed_by_hand(config: Path, text: str) -> None:
     assert tuned.Records.of(read()).best(1) == (1, 2)
 
 
-@pytest.mark.parametrize("words", [("-t", "2"), ("-n", "0"), ("-O", "numa.threads=x")])
+WRONG = [("-t", "2"), ("-n", "0")]
+WRONG += [("-O", f"numa.threads{what}") for what in ("=x", "=2", "_prefill=2")]
+
+
+@pytest.mark.parametrize("words", WRONG)
 def test_wrong_words(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["numa", "tune", str(MODEL), *words]) == 2
     captured = capsys.readouterr()

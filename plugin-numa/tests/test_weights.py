@@ -3,15 +3,21 @@ memory to pack them, or nothing that could be packed."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import mmap
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from umbel.errors import OutOfMemoryError
+import umbel_numa.engine
+from umbel.errors import DeviceError, OutOfMemoryError
 from umbel.gguf.types import BY_NAME, dequantise
 from umbel.graph import Builder, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
@@ -23,6 +29,7 @@ from umbel_numa import pages, weights
 from umbel_numa.engine import Engine
 from umbel_numa.memory import NativeMemory
 from umbel_numa.pages import Room
+from umbel_numa.slabs import Slabs
 from umbel_numa.weights import NativeWeight
 
 PACKED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
@@ -82,12 +89,12 @@ def test_no_memory_to_pack(engine, no_room, caplog, dtype) -> None:
     """Products, experts and gathers of the rows as they lie; a line says so."""
     kind, rng = BY_NAME[dtype], np.random.default_rng(2)
     raw = random_blocks((42, 2 * kind.block), kind, rng)
-    with caplog.at_level(logging.WARNING, "umbel"):
-        matrix, experts = stored(engine, dtype, raw), stored(engine, dtype, raw, 3)
-    assert "no memory to pack weights" in caplog.text
+    matrix, experts = stored(engine, dtype, raw), stored(engine, dtype, raw, 3)
     values = dequantise(raw, kind)
     x = rng.standard_normal((9, values.shape[1]), np.float32)
-    assert nmse(x @ values.T, run(engine, matrix, "mul_mat", x)) < 1e-10
+    with caplog.at_level(logging.WARNING, "umbel"):
+        assert nmse(x @ values.T, run(engine, matrix, "mul_mat", x)) < 1e-10
+    assert "there is no memory to pack 2 weights (w, ...): " in caplog.text
     ids = np.array([3, 41, 0], np.int32)
     np.testing.assert_array_equal(run(engine, matrix, "get_rows", ids), values[ids])
     chosen = rng.integers(0, 3, (9, 2)).astype(np.int32)
@@ -96,15 +103,19 @@ def test_no_memory_to_pack(engine, no_room, caplog, dtype) -> None:
 
 
 def test_a_model_that_is_not_packed(load, oracle, oracles, no_room, caplog) -> None:
-    """It gives the logits of the precise one, and one line for all of its weights."""
+    """It gives the logits of the precise one, and one line for all of its weights: how many,
+    and the first."""
     data = oracle("llama-e256")
     for kind in ("Q4_K", "IQ4_XS"):
         caplog.clear()
+        runner = load(f"llama-e256-{kind}", kv="f32")
+        shapes = [t.shape for t in runner.definition.file.tensors.values()]
         with caplog.at_level(logging.WARNING, "umbel"):
-            runner = load(f"llama-e256-{kind}", kv="f32")
-        assert len(caplog.records) == 1
-        rows = runner.forward(Sequence(), data["ids"].tolist(), every=True)
+            rows = runner.forward(Sequence(), data["ids"].tolist(), every=True)
         assert np.abs(rows - data[kind]).max() < 1e-4
+        (line,) = (record.getMessage() for record in caplog.records)
+        matrices = sum(len(shape) > 1 for shape in shapes)
+        assert f"to pack {matrices} weights (token_embd.weight, ...): " in line
 
 
 def test_more_than_the_machine_has(engine, monkeypatch) -> None:
@@ -240,3 +251,129 @@ def test_only_pages_of_a_file_are_dropped(engine, monkeypatch, tmp_path: Path) -
     assert dropped(engine, monkeypatch, window[3:9]) == 0  # so little is copied
     weight = stored(engine, "q8_0", window)  # dropped, it is read from the file again
     np.testing.assert_array_equal(weight.read(0, raw.nbytes), raw.reshape(-1))
+
+
+# what is refused
+
+
+def uneven(rows: int) -> np.ndarray:
+    """Rows of 16 bits of which the last cannot be packed."""
+    raw = np.ones((rows, 64), np.float16)
+    raw[-1, 5] = np.nan
+    return raw
+
+
+def test_a_refused_weight_keeps_no_memory(engine, monkeypatch) -> None:
+    """Of a slab that it shares with others."""
+    real, taken = Slabs.take, list[np.ndarray]()
+
+    def take(self: Slabs, *what: Any) -> np.ndarray:
+        taken.append(real(self, *what))
+        return taken[-1]
+
+    monkeypatch.setattr(Slabs, "take", take)
+    before = stored(engine, "f16", np.ones((100, 64), np.float16))
+    kept = taken[0].copy()
+    refused = stored(engine, "f16", uneven(20_000))
+    after = stored(engine, "f16", np.ones((100, 64), np.float16))
+    assert (bool(before.packed()), refused.packed(), bool(after.packed())) == (True, 0, True)
+    assert taken[1].base is taken[2].base
+    edge = pages.page_size()
+    assert not taken[1][edge:-edge].any()
+    np.testing.assert_array_equal(taken[0], kept)
+    np.testing.assert_array_equal(taken[2], kept)
+
+
+def test_nothing_is_packed_after_a_refusal() -> None:
+    engine = Engine(1)
+    weight = stored(engine, "f16", np.ones((160, 64), np.float16))
+    packed = weight.segments[0].memory
+    packed[:] = 255
+    raw = uneven(32)[::-1]
+    raw = np.concatenate([np.ones((16, 64), np.float16), raw, np.ones((112, 64), np.float16)])
+    code = weights.library().un_pack(
+        engine.handle, weight.struct.ctypes.data, raw.ctypes.data, 128
+    )
+    engine.close()
+    assert code == 1
+    written = (packed.reshape(10, -1) != 255).any(1)
+    assert written.tolist() == [True] + [False] * 9
+
+
+FORKED = """
+import errno, os, resource, sys
+import numpy as np
+from umbel_numa import library
+from umbel_numa.engine import Engine
+
+lib, engine = library.library(), Engine(2)
+kinds = library.STEP, library.TENSOR, library.WEIGHT
+steps, tensors, weight = (np.zeros(1, kind).ctypes for kind in kinds)
+program = lib.un_program_new(engine.handle, steps.data, 0, tensors.data, 0, 0)
+
+def codes():
+    packed = lib.un_pack(engine.handle, weight.data, 0, 0)
+    return packed, lib.un_run(engine.handle, program, 2)
+
+assert codes() == (0, 0)
+child = os.fork()
+if not child:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+    os._exit(codes() != (-errno.ENOMEM, -errno.ENOMEM))
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited in Linux's way")
+def test_a_child_that_can_start_no_threads() -> None:
+    """It is told why nothing was computed."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_threads_that_cannot_be_started_are_told_as_such(engine, monkeypatch) -> None:
+    raw = random_blocks((20, 64), BY_NAME["q8_0"], np.random.default_rng(8))
+    weight = stored(engine, "q8_0", raw)
+    real = weights.library()
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            if name in ("un_pack", "un_run"):
+                return lambda *_: -errno.EAGAIN
+            return getattr(real, name)
+
+    for module in (weights, umbel_numa.engine):
+        monkeypatch.setattr(module, "library", Failing)
+    for work in (
+        lambda: stored(engine, "q8_0", raw),
+        lambda: run(engine, weight, "mul_mat", np.ones((1, 64), np.float32)),
+    ):
+        with pytest.raises(DeviceError, match="cannot start 2 threads") as told:
+            work()
+        assert told.value.got == os.strerror(errno.EAGAIN)
+
+
+def test_one_line_for_each_reason_and_file(engine, caplog, tmp_path: Path) -> None:
+    """With the first that was stored; and told once."""
+    windows = []
+    for name in "ab":
+        (tmp_path / name).write_bytes(uneven(1024).tobytes() * 2)
+        with open(tmp_path / name, "rb") as file:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        windows.extend(np.frombuffer(whole, np.float16).reshape(2, 1024, 64))
+    kind, memory = BY_NAME["f16"], NativeMemory(engine, {"w"})
+    kept = [
+        memory.store(Tensor((1024, 64), kind, Role.WEIGHT, f"w{i}"), windows[i])
+        for i in (1, 3, 0)  # of the first, of the other, of the first
+    ]
+    assert not any(weight.packed() for weight in kept)
+    x = np.ones((1, 64), np.float32)
+    good = stored(engine, "f16", np.ones((16, 64), np.float16))
+    with caplog.at_level(logging.WARNING, "umbel"):
+        for _ in range(2):
+            run(engine, good, "mul_mat", x)
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "the values of 2 weights (w1, ...) are too uneven to be packed: products in float32",
+        "the values of w3 are too uneven to be packed: products in float32",
+    ]

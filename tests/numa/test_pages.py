@@ -3,11 +3,12 @@
 import errno
 import mmap
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import address_of, running_on, where
+from inside import address_of, in_child, running_on, where
 from umbel_numa.pages import Binder
 from umbel_numa.slabs import SLAB, Slabs
 
@@ -70,6 +71,25 @@ def test_pieces_of_slabs_lie_on_their_node_whoever_touches_them(machine, native,
         assert np.all(piece == n)
         lies = where(native, piece.ctypes.data, size, len(machine.nodes))
         assert lies == {node: pages}
+
+
+def test_more_than_a_node_has_lies_on_others(machine, native):
+    """Bound to the node, the process would be ended."""
+    node, piece = homes(machine)[-1], 32 << 20
+    pieces = (machine.nodes[node].memory << 20) // piece
+
+    def take():
+        binder, taken, lies = Binder(), [], Counter()
+        for _ in range(pieces):
+            taken.append(binder.fresh(piece, "weight", node))
+            taken[-1][:] = 1
+        for memory in taken:
+            lies.update(where(native, memory.ctypes.data, piece, len(machine.nodes)))
+        return lies
+
+    lies = in_child(take)
+    assert sum(lies.values()) == pieces * piece // native.un_pages_size()
+    assert sum(lies.values()) > lies[node] > sum(lies.values()) / 3
 
 
 def test_a_segment_for_each_node(machine, memory):

@@ -39,7 +39,7 @@ def options() -> Sequence[Option]:
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
     topology = read()
-    known = tuned.Records.of(topology)
+    known = tuned.Records.of(topology, tuned.way(options))
     where = placement(options, topology, known.threads())
     precise = options.get("precise", False)
     engine = Engine(precise=precise, placement=where, tuned=known.best, known=use.recall)

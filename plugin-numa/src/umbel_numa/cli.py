@@ -26,8 +26,9 @@ It needs no NUMA machine: one node is one line. With --json all of it goes into 
 machine's owner can send."""
 _TUNE = """Tries numbers of threads with a model, and remembers the best for this machine.
 
-They are used from then on for models of about its size, where none are given. On several nodes
-the use of each expert of a mixture is counted as well, and remembered for this model."""
+They are used from then on for models of about its size with the same options (-O), where none
+are given. On several nodes the use of each expert of a mixture is counted as well, and
+remembered for this model."""
 
 
 def add(cli: Any) -> None:
@@ -156,6 +157,7 @@ def _lines(found: Report) -> Iterator[str]:
 
 
 def run_tune(args: argparse.Namespace) -> int:
+    from umbel import plugins
     from umbel.cli import common
 
     import umbel_numa
@@ -163,26 +165,28 @@ def run_tune(args: argparse.Namespace) -> int:
     from umbel_numa.topology import read
     from umbel_numa.tune import tune
 
-    known = tuned.Records.of(read())
     if args.forget:
-        some = [known.forget(), use.forget()]
+        some = [tuned.Records.of(read()).forget(), use.forget()]
         print("forgotten" if any(some) else "there was nothing to forget")
         return 0
-    if args.threads:
+    given = plugins.parse_options(args.option).get("numa", {})
+    options = plugins.get().option_values("numa", given)
+    if args.threads or options["threads"] or options["threads_prefill"]:
         msg = "the numbers of threads are what is looked for"
-        raise OptionError(msg, where="--threads", do="leave it out")
+        where = "--threads, -O numa.threads"
+        raise OptionError(msg, where=where, do="leave them out")
+
+    def told(trial: Trial) -> None:
+        common.say_progress(f"{trial.threads}: {trial.s_pp:.1f}, {trial.s_tg:.1f} t/s")
+
     with _open(args, [1]) as model:
-        nbytes = umbel_numa.opened().met.nbytes
-
-        def told(trial: Trial) -> None:
-            common.say_progress(f"{trial.threads}: {trial.s_pp:.1f}, {trial.s_tg:.1f} t/s")
-
         engine = umbel_numa.opened()
         found = tune(model, engine, args.p, args.n, told)
+        rows = [(t.threads, f"{t.s_pp:.1f}", f"{t.s_tg:.1f}") for t in found.trials]
+        common.show_table([("threads", f"pp{args.p} t/s", f"tg{args.n} t/s"), *rows])
+        print(f"\nbest: {found.decode} threads, {found.prefill} for prompts ({tuned.path()})")
+        known = tuned.Records.of(read(), tuned.way(options))
+        known.remember(engine.met.nbytes, (found.decode, found.prefill))
         if len(engine.placement.numbers) > 1:
             use.remember(engine, use.counted(model, engine, args.p))
-    rows = [(t.threads, f"{t.s_pp:.1f}", f"{t.s_tg:.1f}") for t in found.trials]
-    common.show_table([("threads", f"pp{args.p} t/s", f"tg{args.n} t/s"), *rows])
-    known.remember(nbytes, (found.decode, found.prefill))
-    print(f"\nbest: {found.decode} threads, {found.prefill} for prompts ({tuned.path()})")
     return 0

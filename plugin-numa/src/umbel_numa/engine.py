@@ -18,13 +18,13 @@ from umbel.host import memory as machine_memory
 from umbel_numa import cut
 from umbel_numa.compile import compile_split
 from umbel_numa.effect import without_effect
-from umbel_numa.library import Format, library, variant
+from umbel_numa.library import Format, library, no_threads, variant
 from umbel_numa.pages import Binder, Room
 from umbel_numa.placement import Placement, available
 from umbel_numa.program import Program
 from umbel_numa.resident import Segment, misplaced, resident
 from umbel_numa.slabs import Slabs
-from umbel_numa.weights import NativeWeight
+from umbel_numa.weights import NativeWeight, tell
 
 log = logging.getLogger("umbel")
 
@@ -231,8 +231,11 @@ class Engine:
         if program is None:
             program = Program(self.handle, compile_split(graph, self))
             self.programs[graph.uid] = program
+            tell(self.weights)
             self._tell_without_effect(program)
         code = library().un_run(self.handle, program.handle, program.threads)
+        if code < 0:
+            raise no_threads(program.threads, code)
         if code == _CANCELLED:
             msg = "the step was cancelled"
             raise CancelledError(msg)

@@ -114,6 +114,12 @@ def library() -> Any:
     return lib
 
 
+def no_threads(count: int, code: int) -> DeviceError:
+    """Of a run that could not begin; `code` is -errno."""
+    msg, why = f"the engine cannot start {count} threads", os.strerror(-code)
+    return DeviceError(msg, got=why, do="take fewer: --threads")
+
+
 def _check_whole(path: Path) -> None:
     """The system's loader would die of an ELF file that is cut off: at the end is the table of
     its sections."""

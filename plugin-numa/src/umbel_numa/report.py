@@ -13,7 +13,7 @@ import umbel_numa
 from umbel_numa import measure
 from umbel_numa.cut import cut
 from umbel_numa.engine import Engine
-from umbel_numa.library import library
+from umbel_numa.library import library, no_threads
 from umbel_numa.placement import Placement, balancing
 from umbel_numa.topology import Topology, read
 from umbel_numa.use import busiest, counted
@@ -173,11 +173,15 @@ def barriers(where: Placement, engine: Engine, *, sweep: bool) -> Iterator[Barri
         cpus, nodes = _taking_part(where, engine.shares(count))
         lists = [np.array(n, np.int32) for n in (cpus, nodes)]
         places = [n.ctypes.data for n in lists]
-        runs = [
-            [library().un_barrier_time(count, *places, flat, _ROUNDS) for flat in (0, 1)]
-            for _ in range(_RUNS)
-        ]
+        runs = [[_time(count, places, flat) for flat in (0, 1)] for _ in range(_RUNS)]
         yield Barrier(count, *map(min, zip(*runs, strict=True)))
+
+
+def _time(threads: int, places: Sequence[int], flat: int) -> float:
+    ns = float(library().un_barrier_time(threads, *places, flat, _ROUNDS))
+    if ns < 0:
+        raise no_threads(threads, int(ns))
+    return ns
 
 
 def _taking_part(where: Placement, shares: Sequence[int]) -> tuple[list[int], list[int]]:

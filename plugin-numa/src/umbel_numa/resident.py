@@ -18,7 +18,6 @@ class Segment:
     memory: np.ndarray  # uint8
     node: int  # as the engine numbers it
     number: int  # as the kernel does; -1: anywhere
-    share: float = 1.0  # of it that a step reads: of a mixture, what is chosen
 
     @property
     def nbytes(self) -> int:

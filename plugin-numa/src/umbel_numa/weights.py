@@ -9,12 +9,12 @@ read.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import attrs
 import numpy as np
@@ -24,7 +24,7 @@ from umbel.graph import Tensor
 from umbel.hookspecs import Buffer
 
 from umbel_numa.cut import cut
-from umbel_numa.library import LANES, WEIGHT, library
+from umbel_numa.library import LANES, WEIGHT, library, no_threads
 from umbel_numa.operations.products import READABLE, hand_over_table
 from umbel_numa.pages import page_size
 from umbel_numa.resident import Segment
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("umbel")
 
 _LARGE = 1 << 20  # bytes of a weight that are worth moving
-_told: WeakSet[mmap.mmap] = WeakSet()  # files whose weights did not fit
+# What is told of weights that are not as they should be.
+_NO_ROOM = "there is no memory to pack %s: products read the file as it is, and take far longer"
+_UNEVEN = "the values of %s are too uneven to be packed: products in float32"
+_ELSEWHERE = "pages of %s stay on another node than the one that reads them"
 
 
 @attrs.define(eq=False)
@@ -50,12 +53,14 @@ class NativeWeight:
     struct: np.ndarray | None = None  # un_weight, when packed
     chosen: np.ndarray | None = None  # of packed experts, how often, while that is counted
     segments: tuple[Segment, ...] = ()  # what products read, by node
+    notes: list[str] = attrs.field(factory=list)  # to `tell`
+    number: int = attrs.field(factory=itertools.count().__next__)  # of all, as they came
     _unpackable: bool = False
     _values: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:
-        """What it takes beside the file."""
+        """What it takes beside the file; where that is nothing, there."""
         packed = sum(s.nbytes for s in self.segments) if self.struct is not None else 0
         values = 0 if self._values is None else self._values.nbytes
         return packed + values or int(self.raw.nbytes)
@@ -119,12 +124,16 @@ class NativeWeight:
         try:
             segments = self._room(weight)
         except OutOfMemoryError:
-            self._tell_no_room()
+            self.notes.append(_NO_ROOM)
             return
         arguments = struct.ctypes.data, self.handle, dtype.row_bytes(cols)
-        if not library().un_pack(self.engine.handle, *arguments):
-            what = "is not packed, its values are too uneven: products in float32"
-            log.warning("the weight %s %s", self.tensor.label, what)
+        code = library().un_pack(self.engine.handle, *arguments)
+        if code < 0:
+            raise no_threads(self.engine.threads, code)
+        if code:
+            for segment in segments:  # of a slab, which others keep
+                library().un_pages_drop(segment.memory.ctypes.data, segment.nbytes)
+            self.notes.append(_UNEVEN)
             return
         self.struct, self.segments, self._unpackable = struct, segments, False
         if file_of(self.raw) is not None:  # what was read is the kernel's to keep or to drop
@@ -177,8 +186,7 @@ class NativeWeight:
                 before = end
         self.segments = tuple(segments)
         if not moved and not self.engine.binder.refused:
-            told = "pages of %s stay on another node than the one that reads them"
-            log.warning(told, self.tensor.label)
+            self.notes.append(_ELSEWHERE)
 
     def _parts(self, nbytes: int) -> Iterator[tuple[int, int]]:
         """Node after node, and again for each expert, where its part ends: with a page, so that
@@ -191,14 +199,18 @@ class NativeWeight:
                 end = (matrix * rows + min(LANES * group, rows)) * row
                 yield node, min(end + -(self.handle + end) % page, nbytes)
 
-    def _tell_no_room(self) -> None:
-        """One line for each file."""
-        if self.file in _told:
-            return
-        if self.file is not None:
-            _told.add(self.file)
-        what = "%s, and perhaps others, are used as the file has them, which takes far longer"
-        log.warning(f"there is no memory to pack weights: {what}", self.tensor.label)
+
+def tell(weights: Iterable[NativeWeight]) -> None:
+    """What was noted of them: of each file one line for each reason."""
+    noted = sorted((w for w in weights if w.notes), key=lambda w: w.number)
+    lines: dict[tuple[str, mmap.mmap | None], list[str]] = {}
+    for weight in noted:
+        for why in weight.notes:
+            lines.setdefault((why, weight.file), []).append(weight.tensor.label)
+        weight.notes.clear()
+    for (why, _), names in lines.items():
+        few = len(names) == 1
+        log.warning(why, names[0] if few else f"{len(names)} weights ({names[0]}, ...)")
 
 
 def file_of(array: np.ndarray) -> mmap.mmap | None:

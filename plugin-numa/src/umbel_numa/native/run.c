@@ -229,13 +229,16 @@ static void work(void *arg, int thread)
     }
 }
 
+/* UN_OK, why it ended before its end, or -errno: in the child of a fork threads are started anew,
+ * and could not be. */
 UN_API int un_run(un_engine *e, un_program *p, int threads)
 {
     run r = {e, p, threads};
     atomic_store(&e->failed, UN_OK);
     atomic_store(&e->stop_at, p->count);
-    if (un_pool_run(e->pool, threads, work, &r) < 0)
-        return UN_NO_MEMORY; /* the child of a fork cannot start threads */
+    int failed = un_pool_run(e->pool, threads, work, &r);
+    if (failed < 0)
+        return failed;
     if (atomic_load(&e->failed))
         return atomic_load(&e->failed);
     return atomic_load(&e->stop_at) < p->count ? UN_CANCELLED : UN_OK;
@@ -265,26 +268,29 @@ static void pack(void *arg, int thread)
         int64_t from, to, matrix, g;
         un_share(un_held(w, k), part, parts, &from, &to);
         for (int64_t i = from; i < to; i++) {
+            if (atomic_load_explicit(&p->refused, memory_order_relaxed))
+                return;
             un_held_at(w, k, i, &matrix, &g);
             int64_t row = g * UN_LANES, n = w->rows - row < UN_LANES ? w->rows - row : UN_LANES;
             uint8_t *group = (uint8_t *)w->data[k] + i * w->group_bytes;
             const char *rows = p->rows + (matrix * w->rows + row) * p->stride;
-            if (w->format->fits && !w->format->fits(rows, p->stride, (int)n, w->cols))
-                atomic_store(&p->refused, 1);
+            if (w->format->fits && !w->format->fits(rows, p->stride, (int)n, w->cols)) {
+                atomic_store_explicit(&p->refused, 1, memory_order_relaxed);
+                return;
+            }
             memset(group, 0, (size_t)w->group_bytes);
             w->format->pack(rows, p->stride, (int)n, w->cols, group);
         }
     }
 }
 
-/* Packs the rows of a file, `stride` bytes apart, into a weight whose memory is there; 0 if they
- * cannot be packed. */
+/* Packs the rows of a file, `stride` bytes apart, into a weight whose memory is there. 1: they
+ * cannot be packed; -errno as of un_run. */
 UN_API int un_pack(un_engine *e, const un_weight *weight, const char *rows, int64_t stride)
 {
     packing p = {{e, NULL, e->threads}, weight, rows, stride, 0};
-    if (un_pool_run(e->pool, e->threads, pack, &p) < 0)
-        return 0;
-    return !atomic_load(&p.refused);
+    int failed = un_pool_run(e->pool, e->threads, pack, &p);
+    return failed < 0 ? failed : atomic_load(&p.refused);
 }
 
 /* The values of one row (counted through all matrices): out[cols, whole blocks]. */
