@@ -312,7 +312,11 @@ def bench_peers(session: nox.Session) -> None:
 @nox.session
 def perplexity(session: nox.Session) -> None:
     """The native engine's perplexity beside the host's, for weights of every type; renews
-    docs/performance.md (an hour)."""
+    docs/performance.md.
+
+    It takes half an hour, or more beside other work: `-- --resume FILE` keeps what was found,
+    and goes on with it.
+    """
     session.install("./core[quantize]", NUMA)
     session.install(*DEMO)
     given = [f"--models={Path(session.create_tmp()).resolve()}"]

@@ -3,6 +3,7 @@ models with known results on them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,11 @@ from umbel.tools.quantize import quantise
 from umbel_numa.engine import Engine
 from umbel_numa.library import variant
 from umbel_numa.memory import NativeMemory
-from umbel_numa.placement import Placement
 from umbel_numa.support import unsupported
+
+sys.path.insert(0, str(Path(__file__).parent))  # what tests share stands beside them
+
+import several_nodes
 
 ORACLES = Path(__file__).parents[2] / "core/tests/data/oracles"
 
@@ -103,12 +107,13 @@ def oracles() -> Path:
 
 @pytest.fixture
 def on_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
-    """on_nodes(n, **more): the device has so many pretended nodes, and memories of its own."""
+    """on_nodes(n, each=1, **more): the device has so many pretended nodes, and memories of its
+    own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
-    def choose(nodes: int, **more: Any) -> None:
+    def choose(nodes: int, each: int = 1, **more: Any) -> None:
         plugins.get().close()
-        where = Placement((-1,) * nodes, tuple(range(nodes)), (0,) * nodes, **more)
+        where = several_nodes.pretended(nodes, each, **more)
         monkeypatch.setattr(umbel_numa, "placement", lambda *_: where)
 
     yield choose
@@ -136,3 +141,13 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "f32.gguf").write_bytes(whole)
     quantise(folder / "f32.gguf", folder / "mixture.gguf", "Q8_0")
     return folder / "mixture.gguf"
+
+
+@pytest.fixture
+def neoverse(tmp_path: Path) -> Path:
+    return several_nodes.neoverse(tmp_path)
+
+
+@pytest.fixture
+def epyc(tmp_path: Path) -> Path:
+    return several_nodes.epyc(tmp_path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from perplexity import TYPES, WAYS, Row, heading, written
+from perplexity import MARKS, TYPES, WAYS, Known, Row, table, write
 from umbel.gguf.types import DECODABLE
 from umbel.tools.quantize import mixtures
 
-MODEL = Path(__file__).parents[2] / "core/tests/data/oracles/llama.gguf"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "core/tests/data/oracles/llama.gguf"
+PAGE = ROOT / "docs/performance.md"
 
 
 def test_all_types_of_weights_are_there() -> None:
@@ -23,8 +26,8 @@ def test_all_types_of_weights_are_there() -> None:
 def test_files_in_one_type(tmp_path: Path, kind: str, of_16: int) -> None:
     """Matrices whose rows it fits; the tables of `umbel quantize` stay as they are."""
     before = {**mixtures.MIXTURES}, {**mixtures.FALLBACK}
-    path, carried, of = written(MODEL, kind, tmp_path)
-    assert path.stat().st_size
+    carried, of = write(MODEL, kind, tmp_path / "made.gguf")
+    assert (tmp_path / "made.gguf").stat().st_size
     assert (carried, of) == (of_16, 16)
     assert before == (mixtures.MIXTURES, mixtures.FALLBACK)
 
@@ -38,7 +41,24 @@ def test_what_passes(native: tuple[float, ...], good: bool) -> None:
     assert row.line().startswith("| q4_0 | 3 of 4 | 100.0000 | ")
 
 
-def test_the_table() -> None:
-    row = Row("q4_0", 3, 4, 100.0, (100.0,) * len(WAYS))
-    columns = {line.count("|") for line in [*heading().splitlines(), row.line()]}
-    assert len(columns) == 1
+def test_the_table_of_the_page() -> None:
+    """It has a row for every type, and the columns that are written."""
+    given = Row("q4_0", 3, 4, 100.0, (100.0,) * len(WAYS))
+    heading, rule, line = table([given]).splitlines()
+    assert heading.count("|") == rule.count("|") == line.count("|")
+    page = MARKS.search(PAGE.read_text("utf-8"))
+    assert page is not None
+    told = page[0].splitlines()[1:-1]
+    assert told[:2] == [heading, rule]
+    assert [words.split()[1] for words in told[2:]] == [*TYPES]
+
+
+def test_what_was_found_is_not_looked_for_again(tmp_path: Path, capsys: Any) -> None:
+    """In the next run, too; it is told as it is found."""
+    file = tmp_path / "found.json"
+    assert Known(file).get("a", lambda: [1, 2]) == [1, 2]
+    assert capsys.readouterr().err.startswith("a: [1, 2] (0 s)")
+    known = Known(file)
+    assert known.get("a", lambda: pytest.fail("again")) == [1, 2]
+    assert known.get("b", lambda: 0.1) == 0.1
+    assert Known(file).found == {"a": [1, 2], "b": 0.1}

@@ -74,6 +74,13 @@ def test_the_layers_are_those_that_are_checked():
     assert contract["layers"] == [line for line in told if line]
 
 
+def test_all_modules_of_the_native_engine_are_told():
+    """The page of the architecture has a word for each."""
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    modules = (ROOT / "plugin-numa/src/umbel_numa").glob("*.py")
+    assert [m.name for m in modules if f"`{m.name}`" not in text] == []
+
+
 @pytest.fixture(scope="module")
 def source() -> str:
     """The code that users run, each text that is written in pieces in one."""

@@ -55,13 +55,12 @@ class NativeMemory:
         caches = tensor.name.startswith(("k_cache.", "v_cache."))
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
-    def allocate(self, nbytes: int, usage: str) -> HostBuffer:
+    def allocate(self, nbytes: int, usage: str) -> HostBuffer | StateBuffer:
         if usage != "state":
             return HostBuffer(fresh(nbytes, usage, self.alignment))
-        memory, numbers = self.engine.slabs.take(nbytes, usage), self.engine.placement.numbers
-        if len(numbers) > 1:
-            return StateBuffer(memory, numbers, self.engine.binder)
-        return HostBuffer(memory)
+        rows = HostBuffer(self.engine.slabs.take(nbytes, usage))
+        numbers = self.engine.placement.numbers
+        return StateBuffer(rows, numbers, self.engine.binder) if len(numbers) > 1 else rows
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
         raw = np.array(array) if array.nbytes < _SMALL else np.ascontiguousarray(array)

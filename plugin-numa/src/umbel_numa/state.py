@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+from umbel.hookspecs import Buffer
 from umbel.host.memory import HostBuffer
 
 from umbel_numa.pages import Binder, fresh, page_size, whole_pages
 
 
 @attrs.define(eq=False)
-class StateBuffer(HostBuffer):
+class StateBuffer:
     """One or more states by rows; or a cache by heads."""
 
+    plain: HostBuffer  # the rows, or the areas of all heads
     numbers: tuple[int, ...]  # of the nodes, by the kernel
     binder: Binder
     heads: int = 0  # areas, when dealt
@@ -27,9 +29,17 @@ class StateBuffer(HostBuffer):
     fixed: bool = False  # a program has its address
     _areas: np.ndarray | None = None  # (heads, cells, bytes of a head)
 
+    @property
+    def nbytes(self) -> int:
+        return self.plain.nbytes
+
+    @property
+    def handle(self) -> int:
+        return self.plain.handle
+
     def deal(self, cells: int, heads: int) -> None:
         """From now on by heads. Those of a node lie side by side."""
-        rows, size = self.memory, self.memory.nbytes // (cells * heads)
+        rows, size = self.plain.memory, self.nbytes // (cells * heads)
         self.apart = whole_pages(cells * size)
         memory = fresh(heads * self.apart, "state", page_size())
         self.heads = heads
@@ -38,7 +48,7 @@ class StateBuffer(HostBuffer):
             self.binder.bind(memory[first * self.apart : end * self.apart], number)
         whole = memory.reshape(heads, self.apart)[:, : cells * size]
         self._areas = whole.reshape(heads, cells, size)  # no copy
-        self.memory, self.handle = memory, int(memory.ctypes.data)
+        self.plain = HostBuffer(memory)
         before = -(-self.used // (size * heads)) * size * heads
         self.write(0, rows[:before])
 
@@ -59,7 +69,7 @@ class StateBuffer(HostBuffer):
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         if self._areas is None:
-            return super().read(offset, nbytes)
+            return self.plain.read(offset, nbytes)
         first, rows = self._rows(offset, nbytes)
         return rows.reshape(-1)[offset - first : offset - first + nbytes]
 
@@ -67,17 +77,20 @@ class StateBuffer(HostBuffer):
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if self._areas is None:
             self.used = max(self.used, offset + raw.size)
-            super().write(offset, raw)
+            self.plain.write(offset, raw)
             return
         first, rows = self._rows(offset, raw.size)
         rows.reshape(-1)[offset - first : offset - first + raw.size] = raw
         cell = first // rows[0].size if len(rows) else 0
         self._areas[:, cell : cell + len(rows)] = rows.transpose(1, 0, 2)
 
+    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
+        return False
+
     def map(self, mode: str) -> np.ndarray:
         if self._areas is None:
             self.fixed = True
-            return self.memory
+            return self.plain.map(mode)
         msg = "a cache that is dealt over nodes has no bytes in a row"
         raise RuntimeError(msg)
 
