@@ -222,6 +222,8 @@ class Engine:
         """Whether memory lies on the nodes that it is meant for."""
         if self.binder.refused:
             return f"not bound: {self.binder.refused}"
+        if self.binder.full:
+            return f"bound to nodes but {', '.join(map(str, sorted(self.binder.full)))}: full"
         return "bound to nodes" if len(self.placement.numbers) > 1 else "anywhere"
 
     # steps
