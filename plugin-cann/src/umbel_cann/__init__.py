@@ -1,0 +1,118 @@
+"""Ascend NPUs for Umbel, through CANN: the hooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from umbel.errors import DeviceError
+from umbel.graph import Tensor
+from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
+
+from umbel_cann.acl.toolkit import toolkit
+from umbel_cann.findings import nodes
+from umbel_cann.opened import Opened
+
+UMBEL_API = 1
+PRIORITY = 200
+VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"  # the runtime's own: it counts only these
+
+_open: dict[str, Opened] = {}
+
+
+@hookimpl
+def devices() -> Sequence[Device]:
+    found = toolkit()
+    if found is not None and found.simulated:
+        return [
+            Device(f"cann:{i}", f"Ascend {found.chip}", PRIORITY, simulated=True)
+            for i in range(found.simulated_devices)
+        ]
+    chips = nodes()
+    if VISIBLE in os.environ:
+        chips = chips[: len(os.environ[VISIBLE].split(","))]
+    return [
+        Device(f"cann:{i}", f"Ascend NPU, {path}", PRIORITY) for i, path in enumerate(chips)
+    ]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        msg = "not a number of seconds above 0"
+        raise ValueError(msg)
+    return value
+
+
+@hookimpl
+def options() -> Sequence[Option]:
+    kinds = ("auto", "f16", "f32")
+    return [
+        Option("dtype", "what values are computed in", "auto", choices=kinds),
+        Option("timeout", "seconds that a step may take", 600.0, _seconds),
+    ]
+
+
+@hookimpl
+def open(  # noqa: A001
+    device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]
+) -> DeviceInfo:
+    found = toolkit()
+    if found is None:
+        msg, do = "there is no CANN", "install the toolkit, or source its set_env.sh"
+        raise DeviceError(msg, where=device.name, do=do)
+    opened = Opened.new(found, device.index, options["dtype"], options["timeout"])
+    _open[device.name] = opened
+    free, total = opened.npu.memory()
+    return DeviceInfo(total, free, opened.memory.dtype.name, details=opened.details())
+
+
+@hookimpl
+def close(device: Device) -> None:
+    _open.pop(device.name).close()
+
+
+@hookimpl
+def buffer_type(device: Device) -> Any:
+    return _open[device.name].memory
+
+
+@hookimpl
+def op_supported(device: Device, node: Tensor) -> str | None:
+    return _open[device.name].unsupported(node)
+
+
+@hookimpl
+def graph_compute(device: Device, graph: SplitGraph) -> None:
+    _open[device.name].programs.run(graph)
+
+
+@hookimpl
+def sync(device: Device) -> None:
+    _open[device.name].sync()
+
+
+@hookimpl
+def cancel(device: Device) -> None:
+    if device.name in _open:
+        _open[device.name].npu.cancelled = True
+
+
+@hookimpl
+def forget(device: Device, uid: int) -> None:
+    if device.name in _open:
+        _open[device.name].programs.forget(uid)
+
+
+@hookimpl
+def status(device: Device) -> Mapping[str, object]:
+    opened = _open.get(device.name)
+    return opened.status() if opened else {}
+
+
+@hookimpl
+def doctor() -> Sequence[Finding]:
+    from umbel_cann.findings import findings
+
+    return findings()

@@ -1,0 +1,106 @@
+"""Splits to programs, and the question whether a node can be in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+from umbel.graph import Tensor
+from umbel.hookspecs import SplitGraph
+
+from umbel_cann.chips import Chip
+from umbel_cann.heap import Heap
+from umbel_cann.lowering import Lowering, Missing
+from umbel_cann.operations import LOWERINGS
+from umbel_cann.program import Program, Room
+from umbel_cann.runtime import Npu
+from umbel_cann.views import Unsupported
+
+EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
+
+
+def lower(to: Lowering, node: Tensor) -> None:
+    """Adds the launches of one node; a view has none."""
+    assert node.op is not None
+    if node.op.view or not node.size:
+        return
+    how = LOWERINGS.get(node.op.name)
+    if how is None:
+        msg = f"it has no kernel for {node.op.name}"
+        raise Unsupported(msg)
+    if not all(t.size for t in node.inputs):
+        msg = "it takes no empty tensors"
+        raise Unsupported(msg)
+    to.begin(node)
+    how(to, node)
+
+
+def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
+    """None, or why a node cannot be computed."""
+    try:
+        lower(Lowering(chip, missing), node)
+    except Unsupported as reason:
+        return str(reason)
+    return None
+
+
+@attrs.define(eq=False)
+class Programs:
+    """Those of one NPU, by the split's uid."""
+
+    npu: Npu
+    chip: Chip
+    heap: Heap
+    made: dict[int, Program] = attrs.field(factory=dict, init=False)
+    scratch: Room = attrs.field(init=False)
+    workspace: Room = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.scratch, self.workspace = Room(self.heap), Room(self.heap)
+
+    def run(self, graph: SplitGraph) -> None:
+        program = self.made.pop(graph.uid, None) or self._compile(graph)
+        self.made[graph.uid] = program  # the last one again
+        if not program.ready:
+            self._make_room(program)
+        program.run(self.npu, self.workspace)
+
+    def _make_room(self, program: Program) -> None:
+        """The vendor's pool of executors has an end: those not used for longest go."""
+        ready = [p for p in self.made.values() if p.ready]
+        left = EXECUTORS - len(program.launches) - sum(len(p.launches) for p in ready)
+        for old in ready if left < 0 else ():
+            self.npu.wait()
+            old.drop(self.npu)
+            left += len(old.launches)
+            if left >= 0:
+                break
+
+    def _compile(self, graph: SplitGraph) -> Program:
+        def lowered(place: int, above: int) -> Lowering:
+            missing = self.npu.acl.missing
+            lowering = Lowering(self.chip, missing, graph.slots, place=place, above=above)
+            for node in graph.nodes:
+                lower(lowering, node)
+            return lowering
+
+        sized = lowered(0, 0)
+        if needed := sized.peak + sized.lasting:
+            region = self.scratch.at_least(needed)
+            return Program(tuple(lowered(region.address, sized.peak).launches), region)
+        return Program(tuple(sized.launches), None)
+
+    def forget(self, uid: int) -> None:
+        if (program := self.made.pop(uid, None)) is not None:
+            self.npu.wait()
+            program.drop(self.npu)
+
+    def clear(self) -> None:
+        """Drops all; the device has been waited for."""
+        while self.made:
+            self.made.popitem()[1].drop(self.npu)
+
+    def counts(self) -> Mapping[str, int]:
+        """What `status` tells."""
+        launches = sum(len(program.launches) for program in list(self.made.values()))
+        return {"programs": len(self.made), "launches": launches}

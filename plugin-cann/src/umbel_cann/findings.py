@@ -1,0 +1,144 @@
+"""What `umbel doctor` says of this machine's NPUs. It loads no vendor library."""
+
+from __future__ import annotations
+
+import grp
+import os
+import platform
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from umbel.errors import UmbelError
+from umbel.hookspecs import Finding
+
+from umbel_cann import smi
+from umbel_cann.acl import LIBRARIES
+from umbel_cann.acl.toolkit import STUBS, Toolkit, toolkits
+
+MANAGERS = ("davinci_manager", "devmm_svm", "hisi_hdc")  # devices that every program opens
+OLDEST = (8, 0)  # version of the toolkit
+_SOURCE = "source the set_env.sh of the toolkit, in the shell that starts umbel"
+
+
+def nodes(root: Path = Path("/")) -> list[Path]:
+    """The device nodes of chips, by their numbers."""
+    found = (root / "dev").glob("davinci[0-9]*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("davinci")))
+
+
+def findings(root: Path = Path("/")) -> Sequence[Finding]:
+    try:
+        found = toolkits(root)
+    except UmbelError as error:
+        return [Finding("error", error.what, error.do or "")]
+    if found and found[0].simulated:
+        chip, where = found[0].chip, found[0].root
+        note = Finding("note", f"a simulator stands for the NPU: a {chip} ({where})")
+        return [note, *_libraries(found[0])]
+    chips = nodes(root)
+    if not chips and not found:
+        return [Finding("note", "no Ascend NPU, and no CANN toolkit")]
+    return [*_devices(root, chips), *_driver(root), *_toolkit(found), *_health(found)]
+
+
+def _devices(root: Path, chips: list[Path]) -> Iterator[Finding]:
+    if not chips:
+        do = "install the driver and firmware of the chip, and boot again"
+        yield Finding("error", "CANN is here, but no chip: there is no /dev/davinci0", do)
+        return
+    names = ", ".join(path.name for path in chips)
+    yield Finding("ok", f"{len(chips)} device nodes: {names}")
+    managers = [root / "dev" / name for name in MANAGERS]
+    for path in (p for p in managers if not p.exists()):
+        do = "the driver is not loaded whole: `dmesg` tells why; install it again"
+        yield Finding("error", f"/dev/{path.name} is missing", do)
+    for path in (p for p in (*chips, *managers) if p.exists()):
+        if not os.access(path, os.R_OK | os.W_OK):
+            yield Finding("error", f"{path} cannot be opened by this user", _permission(path))
+        elif stat.S_IMODE(path.stat().st_mode) & 0o006:
+            do = f"sudo chmod 660 {path}: members of its group need no more"
+            yield Finding("warning", f"{path} is open to every user of the machine", do)
+
+
+def _permission(path: Path) -> str:
+    """How this user gets in; never by opening the device to everybody."""
+    number = path.stat().st_gid
+    try:
+        group = grp.getgrgid(number).gr_name
+    except KeyError:
+        group = f"the group {number}"
+    if number == 0:
+        return f"sudo chgrp HwHiAiUser {path}, and put the user into that group"
+    if number in os.getgroups():
+        return f"sudo chmod 660 {path}: its group {group} may not use it yet"
+    return f"sudo usermod -aG {group} $USER, and log in again"
+
+
+def _driver(root: Path) -> Iterator[Finding]:
+    version = _first(root, "usr/local/Ascend/driver/version.info", "etc/sys_version.conf")
+    if version:
+        yield Finding("ok", f"driver {version}")
+    else:
+        yield Finding("warning", "no driver version is told in /usr/local/Ascend/driver")
+
+
+def _first(root: Path, *files: str) -> str:
+    for name in files:
+        try:
+            lines = (root / name).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        told = [line.partition("=")[2].strip() for line in lines if "ersion" in line]
+        if told:
+            return told[0]
+    return ""
+
+
+def _toolkit(found: list[Toolkit]) -> Iterator[Finding]:
+    if not found:
+        do = "install the CANN toolkit and the kernels of this chip"
+        yield Finding("error", "there is a chip, but no CANN in /usr/local/Ascend", do)
+        return
+    used, others = found[0], [t.version or t.root.name for t in found[1:]]
+    version = used.version or "of an unknown version"
+    more = f"; also here: {', '.join(others)}" if others else ""
+    yield Finding("ok", f"CANN {version} ({used.root}){more}")
+    numbers = used.version.split(".")[:2]
+    if all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) < OLDEST and numbers[0]:
+        do = f"install {OLDEST[0]}.{OLDEST[1]} or newer"
+        yield Finding("warning", f"CANN {version} is older than what Umbel is made for", do)
+    yield from _libraries(used)
+    if not (os.environ.get("ASCEND_OPP_PATH") or os.environ.get("ASCEND_HOME_PATH")):
+        yield Finding("warning", "ASCEND_OPP_PATH and ASCEND_HOME_PATH are not set", _SOURCE)
+    paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    if stubs := [path for path in paths if STUBS & set(path.split("/"))]:
+        do = f"take it out of LD_LIBRARY_PATH: {stubs[0]}"
+        yield Finding("error", "LD_LIBRARY_PATH has a folder of stub libraries", do)
+
+
+def _libraries(used: Toolkit) -> Iterator[Finding]:
+    runtime, base, *operators = LIBRARIES
+    missing = [name for name in (runtime, base) if used.library(name) is None]
+    if not any(used.library(name) for name in operators):
+        missing.append(operators[0])
+    if missing:
+        do = f"install CANN for {platform.machine()} again, or choose another: ASCEND_HOME_PATH"
+        yield Finding("error", f"{', '.join(missing)} not found in {used.root}", do)
+    else:
+        yield Finding("ok", "its libraries are there")
+
+
+def _health(found: list[Toolkit]) -> Iterator[Finding]:
+    text = smi.run()
+    if not text:
+        do = "put npu-smi on the PATH (/usr/local/sbin, or the driver's tools)"
+        yield Finding(
+            "note", "npu-smi is not here, or fails: the chip's health is not known", do
+        )
+        return
+    for chip in smi.parse(text):
+        what = f"chip {chip.get('npu')} {chip.get('name', '')}: {chip.get('health', '?')}"
+        good = chip.get("health") == "OK"
+        do = "" if good else "`npu-smi info -t health -i 0` says more; boot again"
+        yield Finding("ok" if good else "error", what, do)

@@ -1,0 +1,166 @@
+"""Buffers on an NPU, and the dtypes in which it keeps what a file has.
+
+Weights and states are announced before the first has memory: while a model is placed `accepts`
+is asked of all weights, and `alloc_size` of all states when their sum is held against what is
+free. So a few large pieces of memory can be taken for them. A wrong guess does no harm: what is
+left of a piece is for whatever comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from umbel.errors import OutOfMemoryError
+from umbel.gguf.types import BY_NAME, F16, F32, I32, DType, convert
+from umbel.graph import Role, Tensor
+from umbel.hookspecs import Buffer, Device
+
+from umbel_cann.chips import Chip
+from umbel_cann.heap import ALIGNMENT, Heap, Region, padded
+from umbel_cann.runtime import TO_DEVICE, TO_HOST, WITHIN, Npu
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+_PIECE = 256 << 20  # bytes of weights that are taken at once, or a sixth of a larger model
+_KNOWN = 1 << 16  # bytes of integers of a step that the host remembers
+
+
+@attrs.define(eq=False)
+class NpuBuffer:
+    """Some of a device's memory."""
+
+    region: Region
+    npu: Npu
+    # The integers that the host wrote, by offset: a device that cannot scatter copies rows to
+    # where they say.
+    integers: dict[int, np.ndarray] = attrs.field(factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return self.region.nbytes
+
+    @property
+    def handle(self) -> int:
+        return self.region.address
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        out = np.empty(nbytes, np.uint8)
+        self.npu.copy(out.ctypes.data, self.handle + offset, nbytes, TO_HOST)
+        return out
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data)
+        self.integers.pop(offset, None)
+        if raw.dtype == np.int32 and raw.nbytes <= _KNOWN:
+            self.integers[offset] = raw.reshape(-1).copy()
+        self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
+
+    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
+        if not isinstance(source, NpuBuffer) or source.npu is not self.npu:
+            return False
+        place = source.handle + source_offset
+        self.npu.copy(self.handle + offset, place, nbytes, WITHIN)
+        return True
+
+    def map(self, mode: str) -> np.ndarray:
+        msg = "the host cannot see the memory of an NPU"
+        raise RuntimeError(msg)
+
+
+@attrs.define(eq=False)
+class NpuMemory:
+    """How it is had."""
+
+    npu: Npu
+    chip: Chip
+    dtype: DType  # of values
+    heap: Heap = attrs.field(init=False)
+    alignment: int = ALIGNMENT
+    max_size: int = 1 << 62
+    is_host: bool = False
+    separate: bool = False
+    in_place: bool = False  # an Add into one of its inputs breaks later products on a 310B
+    coming: dict[Hashable, int] = attrs.field(factory=dict)  # weights, until they are stored
+    states: dict[str, int] = attrs.field(factory=dict)  # bytes, until they have memory
+    announced: int = 0  # bytes of weights in all
+
+    @heap.default
+    def _heap(self) -> Heap:
+        return Heap(self.npu.allocate, self.npu.free, self.npu.wait)
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        size = padded(tensor.nbytes)
+        if tensor.role is Role.STATE:
+            self.states[tensor.name] = size
+        return size
+
+    def readable_by(self, device: Device) -> bool:
+        return False
+
+    def accepts(self, tensor: Tensor) -> DType:
+        if tensor.name.startswith(("k_cache.", "v_cache.")) and tensor.dtype is F32:
+            return F16  # half the memory, and what attention operators take
+        kept = self._kept(tensor)
+        if tensor.role is Role.WEIGHT:
+            self._announce(tensor, kept)
+        return kept
+
+    def _kept(self, tensor: Tensor) -> DType:
+        if tensor.dtype is I32:
+            return I32
+        if self.dtype is F16 or (tensor.dtype is not F32 and len(tensor.shape) > 1):
+            return F16
+        return F32
+
+    def _announce(self, tensor: Tensor, kept: DType) -> None:
+        size = padded(tensor.size * kept.block_bytes) + ALIGNMENT
+        if (key := _key(tensor)) not in self.coming:
+            self.coming[key] = size
+            self.announced += size
+
+    def allocate(self, nbytes: int, usage: str) -> NpuBuffer:
+        ahead = 0
+        if usage == "state":
+            ahead = sum(size + ALIGNMENT for size in list(self.states.values()))
+            like = (name for name, size in list(self.states.items()) if size == nbytes)
+            self.states.pop(next(like, ""), None)
+        return NpuBuffer(self._take(nbytes, ahead, f"{usage} memory"), self.npu)
+
+    def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer:
+        kept = self._kept(tensor)
+        ready = np.ascontiguousarray(convert(array, tensor.dtype, kept))
+        region = self._take(padded(ready.nbytes), self._ahead(tensor), tensor.label)
+        buffer = NpuBuffer(region, self.npu)
+        buffer.write(0, ready)
+        return buffer
+
+    def _ahead(self, tensor: Tensor) -> int:
+        """Bytes to take for this and the weights after it; nobody announces them again where a
+        model is loaded a second time, and then what there is grows by an eighth."""
+        known = self.coming.pop(_key(tensor), 0)
+        if tensor.role is not Role.WEIGHT:
+            return 0
+        left = known + sum(self.coming.values()) if known else self.heap.living // 8
+        return min(left, max(_PIECE, self.announced // 6))
+
+    def _take(self, nbytes: int, ahead: int, what: str) -> Region:
+        try:
+            return self.heap.take(nbytes, ahead)
+        except OutOfMemoryError as error:
+            free = self.npu.memory()[0]
+            msg = f"the NPU has no room for {nbytes} bytes ({what})"
+            expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
+            do = "take a smaller --ctx, --ubatch or model, or --offload-layers"
+            raise OutOfMemoryError(msg, expected=expected, got=nbytes, do=do) from error
+
+
+def dtype_of(chip: Chip, wanted: str) -> DType:
+    """In what a chip computes: as it likes, or as the user says."""
+    return BY_NAME[chip.dtype if wanted == "auto" else wanted]
+
+
+def _key(tensor: Tensor) -> Hashable:
+    return tensor.name, tensor.dtype, tensor.shape

@@ -1,0 +1,56 @@
+"""Normalisation over the last axis."""
+
+from __future__ import annotations
+
+from umbel.graph import Tensor
+
+from umbel_cann.lowering import Lowering
+from umbel_cann.views import BYTES, FLOAT, Numbers, Scalar, Unsupported, View, type_of
+
+
+def rms_norm(to: Lowering, node: Tensor) -> None:
+    x, *weight = node.inputs
+    number, out = type_of(node.dtype), to.view(node)
+    wide = x.shape[-1] * BYTES[number] >= to.chip.least_row
+    if wide and weight and _plain(x, weight[0]) and to.why_not("RmsNorm") is None:
+        root = to.temporary((*x.shape[:-1], 1), FLOAT)
+        gamma = to.operand(weight[0], number)
+        rows = to.dense(to.operand(x, number))
+        to.emit("RmsNorm", rows, gamma, node.attrs["eps"], out, root)
+        return
+    _by_layer_norm(to, node, to.operand(x, number), out)
+
+
+def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
+    """LayerNorm of x and -x beside each other: their mean is zero.
+
+    It sums as precisely as the chip can, where squares of float16 would overflow.
+    """
+    size, axis = x.shape[-1], len(x.shape) - 1
+    both, normed = (to.temporary((*x.shape[:-1], 2 * size), x.type) for _ in range(2))
+    to.emit("InplaceCopy", both.part(axis, 0, size), x)
+    to.emit("Muls", x, Scalar(-1.0), both.part(axis, size, 2 * size))
+    shape = Numbers((2 * size,))
+    to.emit("LayerNorm", both, shape, None, None, node.attrs["eps"], normed, None, None)
+    half = normed.part(axis, 0, size)
+    if len(node.inputs) == 1:
+        to.emit("InplaceCopy", out, half)
+    else:
+        to.emit("Mul", half, to.operand(node.inputs[1], x.type), out)
+
+
+def norm(to: Lowering, node: Tensor) -> None:
+    x, *others = node.inputs
+    if not all(_plain(x, t) for t in others):
+        msg = "norm with weights of another shape"
+        raise Unsupported(msg)
+    number = type_of(node.dtype)
+    rows = to.dense(to.operand(x, number))
+    affine = [to.operand(t, number) for t in others]
+    affine += [None] * (2 - len(affine))  # type: ignore[list-item]
+    shape, eps = Numbers(x.shape[-1:]), node.attrs["eps"]
+    to.emit("LayerNorm", rows, shape, *affine, eps, to.view(node), None, None)
+
+
+def _plain(x: Tensor, weight: Tensor) -> bool:
+    return weight.shape == x.shape[-1:]

@@ -1,0 +1,80 @@
+"""An open device: all its parts, and what it tells of itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import attrs
+from umbel.errors import CancelledError, OptionError, UmbelError
+from umbel.graph import Tensor
+
+from umbel_cann import smi
+from umbel_cann.acl.toolkit import Toolkit
+from umbel_cann.chips import Chip, chip
+from umbel_cann.compile import Programs, unsupported
+from umbel_cann.memory import NpuMemory, dtype_of
+from umbel_cann.runtime import PROCESS, Npu
+
+
+@attrs.frozen(eq=False)
+class Opened:
+    """One NPU in use."""
+
+    npu: Npu
+    chip: Chip
+    memory: NpuMemory
+    programs: Programs
+    _health: smi.Health
+
+    @classmethod
+    def new(cls, toolkit: Toolkit, index: int, dtype: str, timeout: float) -> Opened:
+        npu = Npu(PROCESS.start(toolkit), index, timeout=timeout)
+        try:
+            kind = chip(npu.soc)
+            if dtype == "f32" and not kind.float32:
+                msg = f"a {kind.name} computes float16 alone"
+                raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
+            memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
+            programs = Programs(npu, kind, memory.heap)
+            npu.on_close += [programs.clear, memory.heap.release]
+            health = smi.Health(toolkit.root, index)
+            return cls(npu, kind, memory, programs, health)
+        except BaseException:
+            npu.close()
+            raise
+
+    def unsupported(self, node: Tensor) -> str | None:
+        return unsupported(node, self.chip, self.npu.acl.missing)
+
+    def sync(self) -> None:
+        """Waits; raises what went wrong, or that somebody cancelled."""
+        try:
+            self.npu.wait()
+        finally:
+            cancelled, self.npu.cancelled = self.npu.cancelled, False
+        if cancelled:
+            msg = "the step was cancelled"
+            raise CancelledError(msg)
+
+    def close(self) -> None:
+        self.npu.close()
+
+    def details(self) -> dict[str, object]:
+        return {
+            "soc": self.npu.soc,
+            "cann": self.npu.acl.toolkit.version,
+            "dtype": self.memory.dtype.name,
+            "memory_shared": self.npu.shared,
+        }
+
+    def status(self) -> Mapping[str, object]:
+        """From any thread: of the device's health, and of the memory that was taken."""
+        heap = self.memory.heap
+        reserved, used = heap.reserved, heap.living
+        found: dict[str, object] = {**self.details(), **self._health.told()}
+        with contextlib.suppress(UmbelError):
+            free, total = self.npu.memory()
+            found |= {"memory_total": total, "memory_free": free + reserved - used}
+        found |= {"memory_reserved": reserved, "memory_used": used, "mallocs": heap.calls}
+        return found | dict(self.programs.counts())

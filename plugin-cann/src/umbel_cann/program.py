@@ -1,0 +1,162 @@
+"""A split as a list of launches, made once for each `SplitGraph.uid` and run many times."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+from umbel.errors import CancelledError, DeviceError
+from umbel.graph import Tensor
+
+from umbel_cann.acl import Acl
+from umbel_cann.acl.prototypes import names
+from umbel_cann.heap import Heap, Region
+from umbel_cann.runtime import WITHIN, Npu
+from umbel_cann.views import Argument, Descriptors, View
+
+_AGAIN = "aclSetAclOpExecutorRepeatable"
+
+
+class Launch(Protocol):
+    """One thing that is put into the stream."""
+
+    @property
+    def node(self) -> Tensor: ...
+
+    def run(self, npu: Npu, room: Room) -> None: ...
+
+    def drop(self, npu: Npu) -> None:
+        """Gives back what it keeps; it is not under way any more."""
+
+
+@attrs.define(eq=False)
+class Room:
+    """Memory that launches share: their order in the stream keeps them apart."""
+
+    heap: Heap
+    _region: Region | None = None
+
+    def at_least(self, nbytes: int) -> Region:
+        """Who keeps the region keeps its memory, also when others need more."""
+        if self._region is None or self._region.nbytes < nbytes:
+            self._region = None  # before there is a new one
+            self._region = self.heap.take(nbytes)
+        return self._region
+
+
+@attrs.define(eq=False)
+class Call:
+    """An operator with its arguments.
+
+    Its first phase and all descriptors are made at the first run. Where the vendor allows to
+    use an executor again, it is kept, and from then on a run is one foreign call.
+    """
+
+    operator: str
+    arguments: tuple[Argument, ...]
+    node: Tensor
+    _second: Any = attrs.field(default=None, init=False)
+    _size: int = attrs.field(default=0, init=False)  # of the workspace
+    _executor: int = attrs.field(default=0, init=False)  # that is kept
+    _made: Descriptors | None = attrs.field(default=None, init=False)
+    _once: bool = attrs.field(default=False, init=False)  # it must be made again
+
+    def run(self, npu: Npu, room: Room) -> None:
+        if self._executor:
+            self._launch(npu, room, self._executor)
+            return
+        acl, made = npu.acl, Descriptors(npu.acl)
+        try:
+            executor = self._prepare(acl, made)
+            if not self._once and not acl.function(_AGAIN)(executor):
+                self._executor, self._made = executor, made
+            self._once = self._made is None
+            self._launch(npu, room, executor)
+        finally:
+            if self._made is None:
+                made.drop()  # what was launched keeps what it needs
+
+    def _prepare(self, acl: Acl, made: Descriptors) -> int:
+        first, second = names(self.operator)
+        self._second = acl.function(second)
+        size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+        given = made.of(self.arguments)
+        acl.call(first, *given, ctypes.byref(size), ctypes.byref(executor))
+        self._size = size.value
+        return executor.value or 0
+
+    def _launch(self, npu: Npu, room: Room, executor: int) -> None:
+        workspace = room.at_least(self._size).address if self._size else None
+        code = self._second(workspace, self._size, executor, npu.stream)
+        if code:
+            what = names(self.operator)[1]
+            raise npu.acl.error(what, code)
+
+    def drop(self, npu: Npu) -> None:
+        if self._made is not None:
+            npu.acl.function("aclDestroyAclOpExecutor")(self._executor)
+            self._made.drop()
+            self._executor, self._made = 0, None
+
+
+@attrs.frozen(eq=False)
+class RowCopies:
+    """Rows written one by one, to where integers say that the host has written in this step.
+
+    For chips without a scatter. Neighbours go together.
+    """
+
+    target: View  # (rows, n)
+    source: View  # (m, n), dense
+    row: int  # bytes
+    integers: Callable[[], np.ndarray | None]
+    node: Tensor
+
+    def run(self, npu: Npu, room: Room) -> None:
+        ids = self.integers()
+        if ids is None or len(ids) != self.source.shape[0]:
+            msg = "the rows to write are not known to the host"
+            raise DeviceError(msg, where=self.node)
+        copy, begin = npu.acl.call, 0
+        breaks = np.flatnonzero(np.diff(ids) != 1) + 1
+        for end in (*breaks.tolist(), len(ids)):
+            size = (end - begin) * self.row
+            to = self.target.start + int(ids[begin]) * self.row
+            source = self.source.start + begin * self.row
+            copy("aclrtMemcpyAsync", to, size, source, size, WITHIN, npu.stream)
+            begin = end
+
+    def drop(self, npu: Npu) -> None:
+        """It keeps nothing."""
+
+
+@attrs.define(eq=False)
+class Program:
+    """The launches of one split, and the memory that they use beside the plan's."""
+
+    launches: tuple[Launch, ...]
+    scratch: Region | None
+    ready: bool = False  # it keeps executors
+
+    def run(self, npu: Npu, room: Room) -> None:
+        npu.use()
+        self.ready = True
+        for launch in self.launches:
+            if npu.cancelled:
+                msg = "the step was cancelled"
+                raise CancelledError(msg)
+            npu.busy = True
+            try:
+                launch.run(npu, room)
+            except DeviceError as error:
+                error.where = error.where or f"{launch.node.label}, on cann:{npu.index}"
+                raise
+
+    def drop(self, npu: Npu) -> None:
+        """Gives back what it keeps; it can run again."""
+        self.ready = False
+        for launch in self.launches:
+            launch.drop(npu)

@@ -1,0 +1,183 @@
+"""The process and its NPUs: initialised once, late, and given back in the right order.
+
+Whatever a library ties to a thread is its current context; a device's own is made current
+before every call on another thread. In a forked child nothing of this works any more: there
+every call is refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from umbel.errors import DeviceError, UmbelError
+
+from umbel_cann.acl import Acl, codes
+from umbel_cann.acl.toolkit import Toolkit
+
+HUGE_FIRST = 0
+TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3  # kinds of copies
+THREAD_LEVEL = 0
+DDR, HBM = 0, 1
+
+
+class Process:
+    """The libraries of this process, initialised at the first use; there is one CANN in one."""
+
+    def __init__(self) -> None:
+        self.acl: Acl | None = None
+        self.npus: dict[int, Npu] = {}
+        self.here = threading.local()  # `npu`: whose context is current on this thread
+        self.forked = False
+        self._first = False  # nobody else had initialised it: so it is ours to end
+        self._lock = threading.RLock()
+
+    def start(self, toolkit: Toolkit) -> Acl:
+        """The libraries, ready."""
+        with self._lock:
+            self.refuse_child()
+            if self.acl is None:
+                acl = Acl(toolkit)
+                acl.load()
+                what = "aclInit"
+                code = acl.function(what)(None)
+                if code not in (codes.SUCCESS, codes.REPEAT_INITIALIZE):
+                    raise acl.error(what, code)
+                self.acl, self._first = acl, code == codes.SUCCESS
+                atexit.register(self.end)
+            elif self.acl.toolkit != toolkit:
+                msg = "this process uses another CANN already"
+                used, other = self.acl.toolkit.root, toolkit.root
+                raise DeviceError(msg, expected=used, got=other, do="start a new process")
+            return self.acl
+
+    def end(self) -> None:
+        """Gives everything back; at the end of the process, too, however that comes."""
+        with self._lock:
+            if self.forked or self.acl is None:
+                return
+            for npu in list(self.npus.values()):
+                npu.close()
+            if self._first:
+                self.acl.function("aclFinalize")()
+            self.acl = None
+            self.here = threading.local()
+            atexit.unregister(self.end)
+
+    def refuse_child(self) -> None:
+        if self.forked:
+            msg = "an NPU was in use before this process was forked: a child cannot use it"
+            raise DeviceError(msg, do='start children afresh: multiprocessing\'s "spawn"')
+
+    def child(self) -> None:
+        """After a fork, in the child."""
+        self.forked = self.acl is not None
+        self._lock = threading.RLock()
+
+
+PROCESS = Process()
+os.register_at_fork(after_in_child=PROCESS.child)
+
+
+class Npu:
+    """One open NPU: its context and its stream."""
+
+    def __init__(self, acl: Acl, index: int, *, timeout: float = 600.0) -> None:
+        self.acl, self.index, self.timeout = acl, index, timeout
+        self.busy = False  # something was launched since the last wait
+        self.cancelled = False
+        self.on_close: list[Callable[[], None]] = []  # what gives memory back
+        self.context = self.stream = 0
+        acl.call("aclrtSetDevice", index)
+        PROCESS.here.npu = PROCESS.npus[index] = self
+        try:
+            self.context = acl.number("aclrtGetCurrentContext")
+            self.stream = acl.number("aclrtCreateStream")
+            self.soc = (acl.function("aclrtGetSocName")() or b"").decode()
+            mode = acl.number("aclrtGetRunMode", kind=ctypes.c_int32)
+            self.shared = mode == 0  # it has the host's memory, as on a board
+        except BaseException:
+            self.close()
+            raise
+
+    def use(self) -> Acl:
+        """Makes this thread's calls go to this device."""
+        if PROCESS.forked:
+            PROCESS.refuse_child()
+        if getattr(PROCESS.here, "npu", None) is not self:
+            self.acl.call("aclrtSetCurrentContext", self.context)
+            PROCESS.here.npu = self
+        return self.acl
+
+    def wait(self, what: str = "the NPU") -> None:
+        """Until everything launched is done; raises what went wrong."""
+        acl = self.use()
+        if not self.busy:
+            return
+        self.busy = False
+        if limited := acl.find("aclrtSynchronizeStreamWithTimeout"):
+            code = limited(self.stream, int(self.timeout * 1000))
+        else:
+            code = acl.function("aclrtSynchronizeStream")(self.stream)
+        if code:
+            error = acl.error(f"waiting for {what}", code)
+            if clear := acl.find("aclrtGetLastError"):
+                clear(THREAD_LEVEL)
+            if code == codes.SYNC_TIMEOUT:
+                self._leave_stream()
+            raise error
+
+    def _leave_stream(self) -> None:
+        """What hangs is left behind: a new stream can go on."""
+        hanging, self.stream = self.stream, 0
+        with contextlib.suppress(UmbelError):
+            self.acl.call("aclrtDestroyStreamForce", hanging)
+        self.stream = self.acl.number("aclrtCreateStream")
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free, and all."""
+        acl = self.use()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        what = "aclrtGetMemInfo"
+        ask = acl.function(what)
+        for attribute in (HBM, DDR):
+            code = ask(attribute, ctypes.byref(free), ctypes.byref(total))
+            if not code and total.value:
+                return free.value, total.value
+        raise acl.error(what, code)
+
+    def allocate(self, nbytes: int) -> int:
+        acl = self.use()
+        return acl.number("aclrtMalloc", nbytes, HUGE_FIRST)
+
+    def free(self, address: int) -> None:
+        """Whoever still uses it must have been waited for."""
+        self.use().call("aclrtFree", address)
+
+    def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        """After everything that was launched before; done when it returns."""
+        self.wait()
+        if nbytes:
+            self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def close(self) -> None:
+        """Stream and device, whatever state they are in."""
+        if PROCESS.npus.get(self.index) is not self or PROCESS.forked:
+            return
+        del PROCESS.npus[self.index]
+        with contextlib.suppress(UmbelError):
+            self.wait()
+        steps: list[Callable[[], None]] = []
+        if self.stream:
+            steps.append(partial(self.acl.call, "aclrtDestroyStream", self.stream))
+        reset: Callable[[], None] = partial(self.acl.call, "aclrtResetDevice", self.index)
+        for step in (*steps, *self.on_close, reset):
+            with contextlib.suppress(UmbelError):
+                self.use()
+                step()
+        PROCESS.here.npu = None

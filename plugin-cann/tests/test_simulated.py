@@ -1,0 +1,275 @@
+"""On simulated chips, each in a process of its own: models, threads, forks, faults, leaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ORACLES = HERE.parents[1] / "core/tests/data/oracles"
+STORY = ORACLES / "stories260K.gguf"
+CHIPS = ("310B", "310P", "910B")
+MODELS = ("llama", "qwen2", "qwen3", "gpt2", "gemma3", "phi3", "olmo2", "granite", "lfm2")
+RECURRENT = ("mamba", "mamba2")  # whose sums leave float16
+QUANTISED = ("llama-e256-Q4_K", "llama-e256-Q8_0", "llama-e256-IQ4_XS")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """run(chip, *arguments, fault=, form=): Python with these; nothing it made may be left."""
+
+    def on(chip: str, *arguments: object, leaks: bool = False, **given: str) -> object:
+        report = tmp_path / "report.json"
+        env = {**os.environ, "UMBEL_CANN_SIMULATOR": chip}
+        env |= {"UMBEL_CANN_SIMULATOR_REPORT": str(report)}
+        names = {"fault": "UMBEL_CANN_FAULT", "form": "UMBEL_CANN_SIMULATOR_FORM"}
+        env |= {names[key]: value for key, value in given.items()}
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+        if not leaks:
+            told = json.loads(report.read_text())
+            left = {k: n for k, n in told["counters"].items() if k.startswith("leaked") and n}
+            assert left == {}, done.stderr
+            assert not any(told["alive"].values()), told["alive"]
+        return done
+
+    return on
+
+
+def story(run: Run, chip: str, *more: str, **given: str) -> subprocess.CompletedProcess[str]:
+    given.setdefault("leaks", False)  # type: ignore[arg-type]
+    asked = ("run", STORY, "Once upon a time", "--temp", "0", "-n", "16", *more)
+    return run(chip, "-m", "umbel", *asked, **given)
+
+
+@pytest.mark.parametrize("form", ["EP", "RC"])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_story(run: Run, chip: str, form: str) -> None:
+    """The host's text, from the chip alone."""
+    expected = story(run, chip, "--device", "host", leaks=True)  # type: ignore[arg-type]
+    done = story(run, chip, "--device", "cann:0", form=form)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected.stdout
+    assert "cann:0 (simulated)" in done.stderr
+    assert "does not run everything" not in done.stderr
+
+
+def test_a_decode_step_makes_nothing(run: Run, tmp_path: Path) -> None:
+    """Neither descriptors nor executors after the first, and it waits once."""
+    told = []
+    for count in ("4", "12"):
+        done = story(run, "910B", "--device", "cann:0", "-n", count)
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads((tmp_path / "report.json").read_text())["counters"])
+    short, long = told
+    for what in ("descriptors", "executors", "phase 1", "mallocs"):
+        assert short[what] == long[what], what
+    assert long["synchronises"] - short["synchronises"] == 8
+    assert long["launches"] - short["launches"] > 8 * 100
+
+
+MANY = """
+import sys, umbel, umbel_cann.compile
+umbel_cann.compile.EXECUTORS = int(sys.argv[2])
+model = umbel.load(sys.argv[1], device="cann:0")
+for n in (8, 4, 12):
+    print("".join(model.generate("Once upon a time " * (n // 4), max_tokens=n, temperature=0)))
+"""
+
+
+def test_few_executors(run: Run) -> None:
+    """Fewer than the plans have launches: some are made again, and nothing else changes."""
+    done = [run("910B", "-c", MANY, STORY, count) for count in (8192, 500, 1)]
+    assert [d.returncode for d in done] == [0, 0, 0], done[2].stderr
+    assert done[0].stdout == done[1].stdout == done[2].stdout
+
+
+LONG = """
+import numpy as np
+from umbel.gguf.types import F16
+from umbel.graph import Builder, Role, Tensor
+from umbel.hookspecs import Slot, SplitGraph
+from umbel.ops import OPS
+from umbel_cann.acl.toolkit import toolkit
+from umbel_cann.opened import Opened
+
+opened = Opened.new(toolkit(), 0, "auto", 60.0)
+rng = np.random.default_rng(0)
+values = [rng.standard_normal(s).astype(np.float16) for s in ((33, 9000), (70, 9000))]
+w = Tensor((33, 9000), F16, Role.WEIGHT, "w")
+x = Tensor((70, 9000), F16, Role.INPUT, "x")
+y = Builder(OPS).mul_mat(w, x)
+kind = opened.memory
+slots = {t: Slot(kind.allocate(kind.alloc_size(t), "compute")) for t in (x, y)}
+slots[w] = Slot(kind.store(w, values[0]))
+slots[x].buffer.write(0, values[1])
+opened.programs.run(SplitGraph(1, (y,), (x,), (y,), slots))
+opened.sync()
+got = slots[y].buffer.read(0, y.nbytes).view(np.float16).reshape(y.shape)
+expected = values[1].astype(np.float32) @ values[0].astype(np.float32).T
+error = np.square(got - expected).mean() / np.square(expected).mean()
+assert error < 1e-6, error
+opened.close()
+"""
+
+
+def test_long_rows_on_a_small_chip(run: Run) -> None:
+    """In pieces, for its product of 64 rows fails on them."""
+    done = run("310B", "-c", LONG)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_chips(run: Run) -> None:
+    """Layers on two of them, copied between by way of the host."""
+    done = story(run, "910B", "--device", "cann:0,cann:1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a little girl")
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_models(run: Run, chip: str) -> None:
+    """Logits as an independent implementation's, within what the dtype rounds; everything on
+    the chip."""
+    names = [*MODELS, *QUANTISED, *(RECURRENT if chip == "910B" else ())]
+    done = run(chip, HERE / "figures.py", *names)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == names
+    for name, told in found.items():
+        assert told["elsewhere"] == {}, name
+        whole = chip == "910B" and name not in QUANTISED
+        assert told["off"] < (1e-3 if whole else 2e-2), name
+
+
+FORK = """
+import os, sys, umbel
+from umbel.errors import UmbelError
+model = umbel.load(sys.argv[1], device="cann:0")
+say = lambda: "".join(model.generate("Once upon a time", max_tokens=4, temperature=0))
+first = say()
+child = os.fork()
+if not child:
+    try:
+        say()
+    except UmbelError as error:
+        os._exit(7 if "before this process was forked" in error.what else 8)
+    os._exit(9)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert say() == first
+"""
+THREADS = """
+import sys, threading, umbel
+model = umbel.load(sys.argv[1], device="cann:0")
+said = []
+def say():
+    said.append("".join(model.generate("Once upon a time", max_tokens=8, temperature=0)))
+threads = [threading.Thread(target=say) for _ in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert len(said) == 4 and len(set(said)) == 1, said
+other = umbel.load(sys.argv[1], device="cann:0")
+assert "".join(other.generate("Once upon a time", max_tokens=8, temperature=0)) == said[0]
+"""
+RAISES = """
+import sys, umbel
+model = umbel.load(sys.argv[1], device="cann:0")
+list(model.generate("Once", max_tokens=2))
+raise SystemExit("the program ends, with everything open")
+"""
+LOADS = """
+import gc, sys, umbel
+from umbel import plugins
+from umbel_cann import _open
+told = []
+for _ in range(30):
+    with umbel.load(sys.argv[1], device="cann:0") as model:
+        list(model.generate("Once", max_tokens=2))
+    del model
+    gc.collect()
+    status = plugins.get().backends["cann"].status(plugins.get().find("cann:0"))
+    told.append((status["memory_reserved"], status["mallocs"]))
+assert told[2] == told[-1], told
+assert status["memory_used"] <= status["memory_reserved"], status
+assert status["soc"] and status["health"] == "OK" and status["memory_free"] > 0, status
+"""
+FAULT = """
+import sys, umbel
+from umbel.errors import UmbelError
+model = umbel.load(sys.argv[1], device="cann:0", options={"cann": {"timeout": 2}})
+say = lambda: "".join(model.generate("Once upon a time", max_tokens=4, temperature=0))
+failed = 0
+for _ in range(3):
+    try:
+        said = say()
+    except UmbelError as error:
+        failed += 1
+        print(type(error).__name__, error)
+assert failed <= 1
+print("then:", said)
+"""
+
+
+@pytest.mark.parametrize("program", [FORK, THREADS, RAISES, LOADS])
+def test_programs(run: Run, program: str) -> None:
+    done = run("910B", "-c", program, STORY)
+    assert done.returncode == (1 if program is RAISES else 0), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("task=40", "ACL_ERROR_RT_AICORE_EXCEPTION (507015)"),
+        ("hang=40", "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT (507046)"),
+        ("phase1=40", "ACLNN_ERR_INNER (561000)"),
+    ],
+)
+def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
+    """One typed error, which says what to do; the session goes on."""
+    done = run("310B", "-c", FAULT, STORY, fault=fault, leaks=fault.startswith("hang"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("DeviceError") == 1, done.stdout
+    assert told in done.stdout
+    assert "do: " in done.stdout
+    assert "then: , there was" in done.stdout
+
+
+def test_little_memory(run: Run) -> None:
+    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    assert done.returncode != 0
+    assert "the NPU has no room for" in done.stderr
+    assert "are missing" in done.stderr
+
+
+def test_an_older_toolkit(run: Run) -> None:
+    """A symbol that is missing makes a node unsupported, with the reason; others run it."""
+    done = story(run, "910B", "--device", "cann:0", fault="symbol=aclnnSilu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a little girl")
+    asked = ("plan", STORY, "--device", "cann:0")
+    plan = run("910B", "-m", "umbel", *asked, fault="symbol=aclnnTanh,symbol=aclnnSoftmax")
+    assert "aclnnSoftmax is not in this version of CANN" in plan.stdout, plan.stderr
+
+
+def test_without_kernels(run: Run) -> None:
+    done = story(run, "910B", "--device", "cann:0", fault="kernel=Mm")
+    assert done.returncode != 0
+    assert "OPP_KERNEL_PKG_NOT_FOUND (561112)" in done.stderr
+    assert "install the kernels package" in done.stderr
+
+
+def test_dtype(run: Run) -> None:
+    """A chip that computes float16 alone says so."""
+    done = story(run, "310B", "--device", "cann:0", "-O", "cann.dtype=f32", leaks=True)  # type: ignore[arg-type]
+    assert done.returncode != 0
+    assert "a 310B computes float16 alone" in done.stderr
+    half = story(run, "910B", "--device", "cann:0", "-O", "cann.dtype=f16")
+    assert half.stdout.startswith(", there was a little girl"), half.stderr
