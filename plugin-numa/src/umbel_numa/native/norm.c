@@ -8,7 +8,7 @@
 
 enum { ROOM = 16 }; /* floats between rows that are gathered */
 
-static inline __attribute__((always_inline)) void scaled(float *out, const float *x, float mean,
+UN_INLINE void scaled(float *out, const float *x, float mean,
                                                          float by, const float *weight,
                                                          const float *bias, int64_t n)
 {
