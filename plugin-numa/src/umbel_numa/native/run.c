@@ -230,8 +230,8 @@ static void work(void *arg, int thread)
     }
 }
 
-/* UN_OK, why it ended before its end, or -errno: in the child of a fork threads are started anew,
- * and could not be. */
+/* UN_OK, why it ended before its end, or -errno: in the child of a fork threads are started
+ * anew, and could not be. */
 UN_API int un_run(un_engine *e, un_program *p, int threads)
 {
     run r = {e, p, threads};
