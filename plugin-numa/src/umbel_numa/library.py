@@ -13,7 +13,7 @@ from struct import unpack_from
 from typing import Any
 
 import numpy as np
-from umbel.errors import DeviceError
+from umbel.errors import DeviceError, OptionError
 
 FORCED = "UMBEL_NUMA_KERNELS"
 NODES, INPUTS, LANES = 16, 11, 16
@@ -156,5 +156,5 @@ def variant() -> str:
         usable = ", ".join(name for name, runs in known.items() if runs)
         what = "this processor cannot run" if forced in known else "there are no"
         msg = f"{what} kernels called {forced!r}"
-        raise DeviceError(msg, where=FORCED, expected=usable, got=forced)
+        raise OptionError(msg, where=FORCED, expected=usable, got=forced)
     return forced

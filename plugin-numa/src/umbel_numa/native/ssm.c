@@ -264,9 +264,7 @@ static const char *tile_values(const scan *s, const un_tensor *b, int64_t first,
 }
 
 /* The states n .. n + count of all lanes through the tokens of a tile. */
-UN_INLINE void through(const scan *s, int64_t n,
-                                                          const int count, int64_t tokens,
-                                                          const int own)
+UN_INLINE void through(const scan *s, int64_t n, const int count, int64_t tokens, const int own)
 {
     const int group = count < TOGETHER ? count : TOGETHER;
     xf h[STATES];
@@ -291,8 +289,7 @@ UN_INLINE void through(const scan *s, int64_t n,
         xf_store(s->h + (n + i) * UN_XL, h[i]);
 }
 
-UN_INLINE void all_states(const scan *s, int64_t tokens,
-                                                             const int own)
+UN_INLINE void all_states(const scan *s, int64_t tokens, const int own)
 {
     int64_t n = 0;
     for (; n + STATES <= s->n; n += STATES)

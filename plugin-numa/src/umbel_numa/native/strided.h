@@ -160,8 +160,7 @@ static inline void un_share_rows(const un_task *task, int64_t rows, int64_t *fro
  * is left, and those are added as un_sum16 does. */
 enum { UN_CHAINS = 4 };
 
-UN_INLINE float un_row_sum(const float *x, int64_t n,
-                                                              float mean, const int squares)
+UN_INLINE float un_row_sum(const float *x, int64_t n, float mean, const int squares)
 {
     float part[UN_LANES] = {0}, rest[UN_LANES] = {0};
     xf acc[UN_CHAINS * UN_PARTS], less = xf_set1(mean);
