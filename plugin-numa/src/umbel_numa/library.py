@@ -87,6 +87,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "un_pages_bind": (c_int, c_void_p, c_int64, c_int),
     "un_pages_move": (c_int, c_void_p, c_int64, c_int),
     "un_pages_where": (c_int, c_void_p, c_int64, c_void_p, c_int),
+    "un_pages_absent": (c_int64, c_void_p, c_int64),
     "un_barrier_time": (c_double, c_int, c_void_p, c_void_p, c_int, c_int),
 }
 
