@@ -237,6 +237,19 @@ def test_what_is_hidden_gives_nothing(engine: Engine) -> None:
     assert not found[:, 35].any()
 
 
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(("hd", "hv"), [(24, 32), (24, 40), (40, 24)])
+def test_nan_stays_in_its_sequence(engine: Engine, tokens: int, hd: int, hv: int) -> None:
+    """Also where the keys of the next one, filled up, take the place of its values."""
+    rng = np.random.default_rng(hd + hv)
+    shapes = (2, 1, tokens, hd), (2, 1, 150, hd), (2, 1, 150, hv)
+    q, k, v = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    clean = compute(engine, "flash_attn_ext", *map(Arg, (q, k, v)), scale=0.2)
+    k[0], v[0] = np.nan, np.nan
+    found = compute(engine, "flash_attn_ext", *map(Arg, (q, k, v)), scale=0.2)
+    assert np.array_equal(clean[1], found[1])
+
+
 @pytest.mark.parametrize(("hd", "hv"), [(1, 7), (20, 17), (40, 24), (130, 72)])
 def test_heads_of_odd_sizes(engine: Engine, hd: int, hv: int) -> None:
     rng = np.random.default_rng(hd)

@@ -44,7 +44,7 @@ def test_kernels_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.variant() == "any"
     for name, what in (("fast", "this processor cannot run"), ("foo", "there are no")):
         monkeypatch.setenv(library.FORCED, name)
-        with pytest.raises(DeviceError, match=f"(?s){what} kernels called '{name}'.*good, any"):
+        with pytest.raises(OptionError, match=f"(?s){what} kernels called '{name}'.*good, any"):
             Engine(1)
 
 

@@ -130,6 +130,17 @@ def cache(shape: tuple[int, int], dtype: str = "f32", nodes: int = 2) -> StateBu
     return buffer
 
 
+def test_a_dealt_cache_is_promised_until_it_is_touched() -> None:
+    """And no longer the rows in whose place it is."""
+    buffer = cache((1 << 14, 512))
+    room = buffer.binder.room
+    assert room._untouched() == buffer.nbytes
+    buffer.deal(1 << 14, 2)
+    assert room._untouched() == sum(n for _, n in room.promised) == buffer.nbytes
+    buffer.write(0, np.ones(buffer.nbytes, np.uint8))
+    assert room._untouched() == 0
+
+
 def test_a_dealt_cache_is_still_read_and_written_by_rows() -> None:
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (10, 24), np.uint8)

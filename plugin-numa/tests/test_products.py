@@ -33,20 +33,24 @@ def values_of(weight: NativeWeight) -> np.ndarray:
     return out
 
 
-def product(kernels: str, dtype: str, raw: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """x times the rows of a weight."""
+def product(
+    kernels: str, dtype: str, raw: np.ndarray, x: np.ndarray, *, turned: bool = False
+) -> np.ndarray:
+    """x times the rows of a weight; `turned`, columns of a wider array are the rows of x."""
     engine = Engine(2, kernels)
     try:
         width = BY_NAME[dtype].block * raw.shape[1] // BY_NAME[dtype].block_bytes
         build = Builder(OPS)
         w = build.leaf(Role.WEIGHT, "w", (len(raw), width), BY_NAME[dtype])
-        given = build.leaf(Role.INPUT, "x", x.shape, BY_NAME["f32"])
-        node = build.mul_mat(w, given)
+        stored = np.pad(x.T, ((0, 0), (0, 1))) if turned else x
+        given = build.leaf(Role.INPUT, "x", stored.shape, BY_NAME["f32"])
+        rows = build.view(given, axis=1, start=0, stop=len(x)) if turned else given
+        node = build.mul_mat(w, build.permute(rows, axes=(1, 0)) if turned else rows)
         memory = NativeMemory(engine)
         slots = {w: Slot(packed(engine, raw, w.shape, dtype))}
         for t in (given, node):
             slots[t] = Slot(memory.allocate(t.nbytes, "compute"))
-        slots[given].buffer.write(0, x)
+        slots[given].buffer.write(0, stored)
         engine.compute(SplitGraph(1, (node,), (w, given), (node,), slots))
         return slots[node].buffer.read(0, node.nbytes).view(np.float32).reshape(node.shape)
     finally:
@@ -92,9 +96,21 @@ def test_one_result(dtype: str) -> None:
     x = rng.standard_normal((131, width), np.float32)
     expected = product(KERNELS[0], dtype, raw, x)
     for kernels in KERNELS:
-        for rows in (1, 2, 3, 7, 11, 12, 31, 131):
+        for rows in (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 15, 17, 119, 131):
             got = product(kernels, dtype, raw, x[:rows])
             np.testing.assert_array_equal(got.view(np.int32), expected[:rows].view(np.int32))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_any_strides(rows: int) -> None:
+    """How far apart the values of a row lie changes nothing."""
+    rng = np.random.default_rng(rows)
+    raw = random_blocks((20, 64), BY_NAME["q8_0"], rng)
+    x = rng.standard_normal((rows, 64), np.float32)
+    for kernels in KERNELS:
+        expected = product(kernels, "q8_0", raw, x)
+        got = product(kernels, "q8_0", raw, x, turned=True)
+        np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32))
 
 
 def test_quantised_activations() -> None:

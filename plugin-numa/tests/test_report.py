@@ -60,8 +60,11 @@ def test_report(run: Run, tmp_path: Path) -> None:
     ("words", "told"),
     [
         (("-b", "0"), "there is nothing to measure"),
-        (("-b", "x"), "argument -b"),
-        (("-n", "-1"), "there is nothing to measure"),
+        (("-b", "x"), "argument -b: expected whole numbers"),
+        (("-n", "-1"), "there is no step of decoding to measure"),
+        (("-n", "1"), "there is no step of decoding to measure"),
+        (("-p", "0"), "there is nothing to measure"),
+        (("--json", "nowhere/report.json"), "there is no such folder"),
         (("-O", "numa.mode=both"), "numa.mode"),
         (("--json", MODEL), "another kind of file"),
     ],

@@ -162,6 +162,41 @@ def test_two_models_at_once(oracles) -> None:
     assert not wrong
 
 
+CLOSING = """
+import sys, threading, umbel, umbel_numa
+from umbel import plugins
+found, stop, wrong = plugins.get(), threading.Event(), []
+device, hooks = found.find("numa"), found.backends["numa"]
+
+def ask():
+    try:
+        while not stop.is_set():
+            hooks.status(device)
+            hooks.cancel(device)
+    except Exception as error:
+        wrong.append(error)
+
+threads = [threading.Thread(target=ask) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    with umbel.load(sys.argv[1], "numa", ctx=64, threads=1):
+        engine = umbel_numa.opened()
+    found.close()
+    engine.cancel(True)
+    assert engine.pinned == 0
+stop.set()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+def test_status_and_cancel_beside_a_close(oracles) -> None:
+    """They come from any thread at any time."""
+    assert python(CLOSING, oracles / f"{STORY}.gguf") == "[]"
+
+
 def test_more_threads_than_processors(load) -> None:
     """The same bits, beside a process that keeps a processor busy, without a collapse: sixteen
     threads for each processor take a few times the processor time of one."""
@@ -233,10 +268,8 @@ def test_options_that_are_nonsense(oracles: Path, given: str) -> None:
 
 def test_kernels_that_are_nonsense(oracles: Path) -> None:
     path = oracles / f"{STORY}.gguf"
-    how = "run", path, "a", "-n", 1, "--device"
-    code, told = umbel_command(*how, "numa", **{FORCED: "foo"})
-    assert (code, told.count("Traceback")) == (2, 0)
-    assert "there are no kernels called 'foo'" in told
-    code, told = umbel_command(*how, "auto", **{FORCED: "foo"})  # nobody named it
-    assert (code, told.count("Traceback")) == (0, 0)
-    assert "numa:0 is not used: there are no kernels called 'foo'" in told
+    for device in ("numa", "auto"):  # whoever forces kernels has named the device
+        how = "run", path, "a", "-n", 1, "--device", device
+        code, told = umbel_command(*how, **{FORCED: "foo"})
+        assert (code, told.count("Traceback")) == (2, 0)
+        assert "there are no kernels called 'foo'" in told

@@ -2,11 +2,16 @@
 
 import logging
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from umbel.errors import OutOfMemoryError
+from umbel.gguf.types import BY_NAME
+from umbel.graph import Role, Tensor
 from umbel_numa import pages
+from umbel_numa.engine import Engine
+from umbel_numa.memory import NativeMemory
 from umbel_numa.pages import Binder, fresh, page_size
 from umbel_numa.slabs import SLAB, Slabs
 
@@ -57,29 +62,37 @@ def test_what_would_make_room(usage: str, option: str) -> None:
     assert option in told.value.do
 
 
+def binding(bound: list[tuple[int, int]] | None = None) -> Callable[[], object]:
+    """The library on a system that binds to any node; it notes nodes and bytes."""
+    real, noted = pages.library(), [] if bound is None else bound
+
+    class Binding:
+        def un_pages_bind(self, _: int, nbytes: int, number: int) -> int:
+            noted.append((number, nbytes))
+            return 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    return Binding
+
+
 def test_a_node_that_is_full(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though others have memory: what is bound to it would end the process. It is told once,
-    and what fits is bound."""
+    """Though others have memory: what is bound to it would end the process. It is told once
+    for as long as something lies elsewhere, and what fits is bound."""
     room, bound = {0: 1 << 40, 1: (3 << 20) + pages._KEPT, 2: 0}, list[tuple[int, int]]()
-    real = pages.library()
-
-    class Watched:
-        def __getattr__(self, name: str) -> object:
-            if name == "un_pages_bind":
-                return lambda _, nbytes, number: bound.append((number, nbytes)) or 0
-            return getattr(real, name)
-
-    monkeypatch.setattr(pages, "library", Watched)
+    monkeypatch.setattr(pages, "library", binding(bound))
     monkeypatch.setattr(pages, "available", room.get)
     binder = Binder()
-    slabs = Slabs(binder)
+    slabs, kept = Slabs(binder), list[np.ndarray]()
     with caplog.at_level(logging.WARNING, "umbel"):
         for number in (0, 1, 2):  # 2 does not tell
-            assert slabs.take(SLAB, "weight", number).nbytes == SLAB
-            assert binder.fresh(2 << 20, "weight", number).nbytes == 2 << 20
-            assert slabs.take(100, "weight", number).nbytes == 100
+            kept.append(slabs.take(SLAB, "weight", number))
+            kept.append(binder.fresh(2 << 20, "weight", number))
+            kept.append(slabs.take(100, "weight", number))
+    assert [memory.nbytes for memory in kept] == [SLAB, 2 << 20, 100] * 3
     assert bound == [
         *[(0, SLAB), (0, 2 << 20), (0, SLAB)],
         (1, 2 << 20),
@@ -87,3 +100,48 @@ def test_a_node_that_is_full(
     ]
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("node 1 is full: ")
+    assert binder.full == [1]
+
+    kept.clear()
+    assert binder.full == []
+    kept.append(binder.fresh(2 << 20, "weight", 1))
+    assert (binder.full, len(caplog.records)) == ([], 1)
+    kept.append(binder.fresh(SLAB, "weight", 1))
+    assert (binder.full, len(caplog.records)) == ([1], 2)
+
+
+def test_what_is_bound_and_not_yet_touched_is_not_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Caches of long contexts, on a node of which the system says all the time that it has room
+    for three."""
+    each = 8 << 20
+    monkeypatch.setattr(pages, "available", lambda _: 3 * each + pages._KEPT)
+    monkeypatch.setattr(pages, "library", binding())
+    binder = Binder()
+    caches = [binder.fresh(each, "state", 0) for _ in range(3)]
+    assert binder.full == []
+    caches.append(binder.fresh(each, "state", 0))
+    assert binder.full == [0]
+
+    caches[2:] = []  # given back
+    caches.append(binder.fresh(each, "state", 0))
+    assert binder.full == []
+    caches[0][:] = 1  # now it is the system that counts it
+    caches.append(binder.fresh(each, "state", 0))
+    assert binder.full == []
+
+
+@pytest.mark.parametrize("usage", ["state", "compute"])
+def test_weights_leave_room_for_what_is_not_yet_touched(
+    monkeypatch: pytest.MonkeyPatch, usage: str
+) -> None:
+    monkeypatch.setattr(pages, "machine_memory", lambda: (1 << 30, 40 << 20))
+    engine = Engine(1)
+    memory, raw = NativeMemory(engine, {"w"}), np.zeros((1 << 13, 34 * 32), np.uint8)
+    weight = Tensor((1 << 13, 1024), BY_NAME["q8_0"], Role.WEIGHT, "w")  # 8.5 MiB
+    buffer = memory.allocate(36 << 20, usage)
+    assert memory.store(weight, raw).packed() == 0
+    del buffer
+    assert memory.store(weight, raw).packed() != 0
+    engine.close()

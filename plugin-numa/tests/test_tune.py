@@ -12,6 +12,7 @@ import umbel_numa
 from umbel import cli, plugins
 from umbel.errors import UmbelError
 from umbel_numa import tuned
+from umbel_numa.library import FORCED
 from umbel_numa.topology import read
 from umbel_numa.tune import Trial, best, coarse, decode_of, near, prefill_of
 
@@ -99,16 +100,34 @@ def test_what_was_found_with_other_options_is_not_meant(config: Path) -> None:
 def test_a_folder_that_cannot_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was found is shown all the same, and then why it is not kept."""
+    """It is told before anything is measured."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     with pytest.raises(UmbelError, match="cannot be remembered"):
         tuned.save("experts", {"a": {}})
     assert cli.main(["numa", "tune", str(MODEL), "-p", "8", "-n", "2"]) == 2
     out, err = capsys.readouterr()
-    assert "best: " in out
+    assert out == ""
     assert "cannot be remembered" in err
     assert str(tmp_path / "file") in err
+
+
+def test_nothing_is_left_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where something else stands in its place."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "umbel" / "numa.json").mkdir(parents=True)
+    with pytest.raises(UmbelError, match="cannot be remembered"):
+        tuned.save("m", {"30": [1, 2]})
+    assert [p.name for p in (tmp_path / "umbel").iterdir()] == ["numa.json"]
+
+
+def test_forced_kernels_are_a_way_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FORCED, raising=False)
+    assert tuned.way({}) == ""
+    monkeypatch.setenv(FORCED, "scalar")
+    assert tuned.way({"mode": "off"}) == "mode=off kernels=scalar"
 
 
 def test_nobody_has_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

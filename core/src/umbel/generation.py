@@ -142,7 +142,7 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
     def __next__(self) -> str:
         while self.finish_reason is None:
             try:
-                piece = self._take(self._job.events.get())
+                piece = self._take(self._next())
             except KeyboardInterrupt:
                 self.close()
                 raise
@@ -160,9 +160,16 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
         """Stops the computation, if it still runs."""
         if self.finish_reason is None:
             self._engine.cancel(self._job, len(self.tokens))
-            while not isinstance(self._job.events.get(), Done):
+            while not isinstance(self._next(), Done):
                 pass
             self._settle("cancelled")
+
+    def _next(self) -> Event:
+        """The next event. The end stays: a thread may close what another one reads."""
+        event = self._job.events.get()
+        if isinstance(event, Done):
+            self._job.events.put(event)
+        return event
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -169,8 +169,8 @@ class BufferType(Protocol):
 
     def store(self, tensor: Tensor, array: np.ndarray) -> Buffer:
         """Weight memory that holds `array` (as the file maps it), in the dtype that `accepts`
-        named; may keep, repack or upload. Its `base` leads to a `umbel.gguf.Part`, which tells
-        of the whole model.
+        named; may keep, repack or upload. The `base` of what the file maps leads to a
+        `umbel.gguf.Part`, which tells of the whole model.
 
         A value that no longer fits is refused, as `umbel.gguf.types.convert` does. Each call
         makes a buffer of its own, and nobody changes what is in it.

@@ -235,6 +235,8 @@ class Plugins:
                 raise OptionError(msg, expected=", ".join(option.choices), got=text)
             try:
                 values[name] = option.parse(text)
+            except ValueError as error:
+                raise OptionError(msg, expected=option.help, got=text) from error
             except Exception as error:
                 raise OptionError(msg, expected=option.help, got=one_line(error)) from error
         return values

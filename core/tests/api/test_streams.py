@@ -185,6 +185,22 @@ def test_a_closed_generation_is_what_was_read(scripted):
         assert "cdef" == session.generate(temperature=0, max_tokens=4).read()
 
 
+def test_a_thread_closes_what_another_reads(load):
+    """Both come to their end."""
+    model = load("llama")
+    with model.open() as session:
+        generation = session.generate([1, 100, 200], temperature=0, logit_bias={2: -99})
+        next(generation)
+        reader = threading.Thread(target=generation.read, daemon=True)
+        reader.start()
+        closer = threading.Thread(target=generation.close, daemon=True)
+        closer.start()
+        for thread in (closer, reader):
+            thread.join(60)
+            assert not thread.is_alive()
+        assert generation.finish_reason is not None
+
+
 def test_a_generation_closed_in_the_middle_of_a_step_is_what_was_read(load):
     """Whenever that is: nothing that was read is taken from the session."""
     model = load("llama")

@@ -53,6 +53,12 @@ def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) 
     return DeviceInfo(memory_total=total, memory_free=free, details=details(engine))
 
 
+def _engine(device: Device) -> Engine | None:
+    """That of a device, which another thread may be closing."""
+    found = _open.get(device.name)
+    return found and found[0]
+
+
 def opened() -> Engine:
     """The open engine."""
     return _open[DEVICE.name][0]
@@ -102,22 +108,21 @@ def sync(device: Device) -> None:
 
 @hookimpl
 def cancel(device: Device) -> None:
-    if device.name in _open:
-        _open[device.name][0].cancel(True)
+    if engine := _engine(device):
+        engine.cancel(True)
 
 
 @hookimpl
 def forget(device: Device, uid: int) -> None:
-    if device.name in _open:
-        _open[device.name][0].forget(uid)
+    if engine := _engine(device):
+        engine.forget(uid)
 
 
 @hookimpl
 def status(device: Device) -> Mapping[str, object]:
     total, free = machine_memory()
     found: dict[str, object] = {"memory_total": total, "memory_free": free}
-    if device.name in _open:
-        engine = _open[device.name][0]
+    if engine := _engine(device):
         found |= {**details(engine), "pinned": engine.pinned, "memory": engine.bound}
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from umbel.errors import OptionError
@@ -89,7 +88,7 @@ def _open(args: argparse.Namespace, batches: list[int]) -> umbel.Model:
 
     if min(args.p, args.n, *batches) < 1:
         msg = "there is nothing to measure"
-        raise OptionError(msg, where="-p, -n, -b", expected="numbers above 0")
+        raise OptionError(msg, where="-p, -n or -b", expected="numbers above 0")
     room = {"ctx": args.p + args.n, "parallel": max(batches)}
     model = common.load(args, device="numa", **room)
     model.open()  # refuses an encoder
@@ -101,6 +100,12 @@ def run_report(args: argparse.Namespace) -> int:
 
     from umbel_numa.report import examine
 
+    if args.n < 2:  # the first token comes with the prompt
+        msg = "there is no step of decoding to measure"
+        raise OptionError(msg, where="-n", expected="2 or more", got=args.n)
+    if args.json and not args.json.parent.is_dir():
+        msg = "there is no such folder to write to"
+        raise OptionError(msg, where=args.json.parent)
     with _open(args, args.b) as model:
         found = examine(model, args.p, args.n, args.b, sweep=args.sweep)
     for table in _tables(found):
@@ -108,7 +113,7 @@ def run_report(args: argparse.Namespace) -> int:
         print()
     print(*_lines(found), sep="\n")
     if args.json:
-        Path(args.json).write_text(json.dumps(found.as_dict(), indent=1) + "\n", "utf-8")
+        args.json.write_text(json.dumps(found.as_dict(), indent=1) + "\n", "utf-8")
     return 0
 
 
@@ -166,15 +171,16 @@ def run_tune(args: argparse.Namespace) -> int:
     from umbel_numa.tune import tune
 
     if args.forget:
-        some = [tuned.Records.of(read()).forget(), use.forget()]
+        some = [tuned.forget(read()), use.forget()]
         print("forgotten" if any(some) else "there was nothing to forget")
         return 0
     given = plugins.parse_options(args.option).get("numa", {})
     options = plugins.get().option_values("numa", given)
     if args.threads or options["threads"] or options["threads_prefill"]:
         msg = "the numbers of threads are what is looked for"
-        where = "--threads, -O numa.threads"
+        where = "--threads, -O numa.threads, -O numa.threads_prefill"
         raise OptionError(msg, where=where, do="leave them out")
+    tuned.check_writable()
 
     def told(trial: Trial) -> None:
         common.say_progress(f"{trial.threads}: {trial.s_pp:.1f}, {trial.s_tg:.1f} t/s")
@@ -184,9 +190,11 @@ def run_tune(args: argparse.Namespace) -> int:
         found = tune(model, engine, args.p, args.n, told)
         rows = [(t.threads, f"{t.s_pp:.1f}", f"{t.s_tg:.1f}") for t in found.trials]
         common.show_table([("threads", f"pp{args.p} t/s", f"tg{args.n} t/s"), *rows])
-        print(f"\nbest: {found.decode} threads, {found.prefill} for prompts ({tuned.path()})")
+        s = "" if found.decode == 1 else "s"
+        print(f"\nbest: {found.decode} thread{s}, {found.prefill} for prompts")
         known = tuned.Records.of(read(), tuned.way(options))
         known.remember(engine.met.nbytes, (found.decode, found.prefill))
+        print(f"remembered in {tuned.path()}")
         if len(engine.placement.numbers) > 1:
             use.remember(engine, use.counted(model, engine, args.p))
     return 0

@@ -215,15 +215,16 @@ class _Writer:
         self.step(name, node, node.inputs, numbers, reads=[where])
 
     def add_linear(self, linear: Linear) -> None:
-        """Products with one x. Of one row each thread prepares the x for itself: to wait for
-        the one that does it would take as long. More are prepared together, for each node."""
+        """Products with one x. One row, side by side, each thread prepares for itself: to wait
+        for the one that does it would take as long. Others are prepared once for each node."""
         form = self.form(linear.products[0].node.inputs[0])
         assert form is not None
         x, norm, glu, outs = linear.x, linear.norm, linear.glu, linear.outs
         eps = norm.attrs["eps"] if norm else 0.0
         normed = (x, norm.inputs[1]) if norm else (x,)
         places = [self.place(out) for out in outs]
-        alone = x.size == x.shape[-1] and not overlap([self.place(x)], places)
+        row = x.size == x.shape[-1] and x.strides[-1] == x.dtype.block_bytes
+        alone = row and not overlap([self.place(x)], places)
         where = None if alone else self._prepare(normed, form, eps)
         inputs = list(normed) if alone else []
         factors = range(len(inputs), len(inputs) + 3 * len(linear.products), 3)

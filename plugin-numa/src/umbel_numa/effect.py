@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ def without_effect(
         return
     cut = [w for w in weights if w.struct is None and len(w.segments) > 1]
     if copies and cut:
-        mb = sum(w.nbytes for w in cut) / 1e6
-        told = f"numa.mode=mirror has no effect on {len(cut)} weights of {mb:.0f} MB"
+        mb = max(1, round(sum(w.nbytes for w in cut) / 1e6))
+        told = f"numa.mode=mirror has no effect on {mb} MB of weights"
         yield f"{told}: they are not packed, and distributed"
     if where.experts != "whole":
         return
@@ -29,14 +30,13 @@ def without_effect(
     left = [w for w in experts if w.struct is None or w.struct["split"][0] != MATRICES]
     if not experts:
         yield "numa.experts=whole has no effect: no weight is of experts"
-    elif left:
-        told = f"numa.experts=whole has no effect on {len(left)} of {len(experts)} weights"
-        yield f"{told}: {_why(left[0], copies, len(where.numbers))}"
+    for why, count in Counter(_why(w, copies, len(where.numbers)) for w in left).items():
+        yield f"numa.experts=whole has no effect on {count} of {len(experts)} weights: {why}"
 
 
 def _why(weight: NativeWeight, copies: bool, nodes: int) -> str:
     if weight.struct is None:
-        return "they are not packed, and go by rows"
+        return "what is not packed goes by rows"
     if copies:
-        return "each node has a copy of them"
-    return f"{weight.tensor.shape[0]} experts are fewer than {nodes} nodes"
+        return "each node has a copy"
+    return f"fewer experts ({weight.tensor.shape[0]}) than nodes ({nodes})"

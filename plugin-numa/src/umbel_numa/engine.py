@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import mmap
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +21,7 @@ from umbel_numa import cut
 from umbel_numa.compile import compile_split
 from umbel_numa.effect import without_effect
 from umbel_numa.library import Format, library, no_threads, variant
-from umbel_numa.pages import Binder, Room
+from umbel_numa.pages import Binder
 from umbel_numa.placement import Placement, available
 from umbel_numa.program import Program
 from umbel_numa.resident import Segment, misplaced, resident
@@ -47,7 +49,8 @@ class Met:
 
 @attrs.define(eq=False)
 class Engine:
-    """Threads and kernels; everything but `cancel` comes with the device's lock held."""
+    """Threads and kernels; everything but `cancel`, `pinned` and `bound`, which may be asked
+    from any thread at any time, comes with the device's lock held."""
 
     threads: int = 0  # 0: those of the placement
     kernels: str = attrs.field(factory=variant)
@@ -58,7 +61,6 @@ class Engine:
     table: int = 0
     binder: Binder = attrs.field(factory=Binder)
     slabs: Slabs = attrs.field()
-    room: Room = attrs.field(factory=Room)
     met: Met = attrs.field(factory=Met)  # the model whose weights were stored last
     models: weakref.WeakKeyDictionary[Whole | mmap.mmap, Met] = attrs.field(
         factory=weakref.WeakKeyDictionary
@@ -69,6 +71,8 @@ class Engine:
     weights: weakref.WeakSet[NativeWeight] = attrs.field(factory=weakref.WeakSet)
     _files: weakref.WeakSet[mmap.mmap] = attrs.field(factory=weakref.WeakSet)  # of the models
     _usual: Counts = (0, 0)
+    # Who holds it keeps the handle alive. The garbage collector may cancel, at any point.
+    _kept: threading.RLock = attrs.field(factory=threading.RLock)
 
     @placement.default
     def _anywhere(self) -> Placement:
@@ -110,7 +114,8 @@ class Engine:
     @property
     def pinned(self) -> int:
         """How many threads sit on the CPU that was meant for them."""
-        return int(library().un_engine_pinned(self.handle))
+        with self._kept:
+            return int(library().un_engine_pinned(self.handle)) if self.handle else 0
 
     def count(self, rows: int) -> int:
         """How many threads take part in a step of so many rows."""
@@ -147,7 +152,7 @@ class Engine:
         whole = _whole(file)
         if whole not in self.models:
             nbytes = whole.size if isinstance(whole, Whole) else len(whole)
-            self.room.ask_again()
+            self.binder.room.ask_again()
             self.models[whole] = Met(nbytes, self._has_room_for_copies(nbytes))
             self._tune()
         self.met = self.models[whole]
@@ -178,15 +183,15 @@ class Engine:
         numbers = self.placement.numbers
         if self.placement.mode != "mirror" or len(numbers) == 1:
             return False
-        room, mb = min(map(available, numbers)), nbytes / 1e6
+        room, mb = min(map(available, numbers)), math.ceil(nbytes / 1e6)
         if granted := machine_memory()[1]:  # a container may have less than its nodes
             room = min(room, granted // len(numbers))
         if 1.1 * nbytes < room:
-            told = "a copy of the weights on each node takes up to %.0f MB more"
+            told = "a copy of the weights on each node takes up to %d MB more"
             log.warning(told, mb * (len(numbers) - 1))
             return True
-        told = "weights are distributed: a copy takes %.0f MB, and a node has %.0f MB free"
-        log.warning(told, mb, room / 1e6)
+        told = "weights are distributed: a copy takes %d MB, and a node has %d MB free"
+        log.warning(told, mb, room // 10**6)
         return False
 
     def _tell_without_effect(self, program: Program) -> None:
@@ -222,8 +227,8 @@ class Engine:
         """Whether memory lies on the nodes that it is meant for."""
         if self.binder.refused:
             return f"not bound: {self.binder.refused}"
-        if self.binder.full:
-            return f"bound to nodes but {', '.join(map(str, sorted(self.binder.full)))}: full"
+        if full := self.binder.full:
+            return f"bound to nodes but {', '.join(map(str, full))}: full"
         return "bound to nodes" if len(self.placement.numbers) > 1 else "anywhere"
 
     # steps
@@ -246,7 +251,9 @@ class Engine:
             raise OutOfMemoryError(msg, do="use a smaller --ubatch")
 
     def cancel(self, wanted: bool) -> None:
-        library().un_cancel(self.handle, wanted)
+        with self._kept:
+            if self.handle:
+                library().un_cancel(self.handle, wanted)
 
     def forget(self, uid: int) -> None:
         program = self.programs.pop(uid, None)
@@ -256,8 +263,9 @@ class Engine:
     def close(self) -> None:
         for uid in list(self.programs):
             self.forget(uid)
-        library().un_engine_free(self.handle)
-        self.handle = 0
+        with self._kept:
+            handle, self.handle = self.handle, 0
+        library().un_engine_free(handle)
 
 
 def _whole(file: mmap.mmap) -> Whole | mmap.mmap:

@@ -58,9 +58,9 @@ def _machine(topology: Topology, root: Path) -> Iterator[Finding]:
         what = f"memory of node {', '.join(barred)} is not granted, or there is none"
         yield Finding("note", f"{what}: its CPUs work with that of others")
     yield from _memory(root, len(threads.numbers) > 1)
-    known = tuned.Records.of(topology)
-    if known.counts:
-        sizes = _some(len(known.counts), "size")
+    known = {size for records in tuned.of_all_ways(topology) for size in records.counts}
+    if known:
+        sizes = _some(len(known), "size")
         yield Finding("ok", f"threads were tuned for {sizes} of models")
 
 

@@ -13,7 +13,7 @@ from struct import unpack_from
 from typing import Any
 
 import numpy as np
-from umbel.errors import DeviceError
+from umbel.errors import DeviceError, OptionError
 
 FORCED = "UMBEL_NUMA_KERNELS"
 NODES, INPUTS, LANES = 16, 11, 16
@@ -87,6 +87,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "un_pages_bind": (c_int, c_void_p, c_int64, c_int),
     "un_pages_move": (c_int, c_void_p, c_int64, c_int),
     "un_pages_where": (c_int, c_void_p, c_int64, c_void_p, c_int),
+    "un_pages_absent": (c_int64, c_void_p, c_int64),
     "un_barrier_time": (c_double, c_int, c_void_p, c_void_p, c_int, c_int),
 }
 
@@ -156,5 +157,5 @@ def variant() -> str:
         usable = ", ".join(name for name, runs in known.items() if runs)
         what = "this processor cannot run" if forced in known else "there are no"
         msg = f"{what} kernels called {forced!r}"
-        raise DeviceError(msg, where=FORCED, expected=usable, got=forced)
+        raise OptionError(msg, where=FORCED, expected=usable, got=forced)
     return forced

@@ -56,11 +56,12 @@ class NativeMemory:
         return F16 if caches and tensor.dtype is F32 else tensor.dtype
 
     def allocate(self, nbytes: int, usage: str) -> HostBuffer | StateBuffer:
-        if usage != "state":
-            return HostBuffer(fresh(nbytes, usage, self.alignment))
-        rows = HostBuffer(self.engine.slabs.take(nbytes, usage))
-        numbers = self.engine.placement.numbers
-        return StateBuffer(rows, numbers, self.engine.binder) if len(numbers) > 1 else rows
+        state, numbers = usage == "state", self.engine.placement.numbers
+        take = self.engine.slabs.take if state else fresh
+        rows = HostBuffer(take(nbytes, usage))
+        self.engine.binder.room.promise(rows.memory)
+        dealt = state and len(numbers) > 1
+        return StateBuffer(rows, numbers, self.engine.binder) if dealt else rows
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NativeWeight:
         raw = np.array(array) if array.nbytes < _SMALL else np.ascontiguousarray(array)

@@ -5,11 +5,11 @@ from umbel.hookspecs import Option
 from umbel_numa.topology import MODES
 
 EXPERTS = ("rows", "whole")
+YES = ("true", "false")
 
 
 def _yes(text: str) -> bool:
-    """Of "true" and "false"; a KeyError at anything else."""
-    return {"true": True, "false": False}[text.lower()]
+    return text == "true"
 
 
 def _count(text: str) -> int:
@@ -26,5 +26,5 @@ OPTIONS = (
     Option("threads_prefill", "threads that read prompts; 0: as many", 0, _count),
     Option("mode", "how threads and weights are dealt over NUMA nodes", "auto", choices=MODES),
     Option("experts", "a node's part of a mixture of experts", "rows", choices=EXPERTS),
-    Option("precise", "activations stay float32: slower, exact", False, _yes),
+    Option("precise", "activations stay float32: slower, exact", False, _yes, YES),
 )

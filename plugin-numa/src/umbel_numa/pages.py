@@ -7,6 +7,7 @@ import errno
 import logging
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 
 import attrs
@@ -74,19 +75,35 @@ def may_ask() -> bool:
     return where(page.ctypes.data // page_size() * page_size(), 1) is not None
 
 
+# Memory by its address and size, for as long as somebody has it.
+Pieces = weakref.WeakValueDictionary[tuple[int, int], np.ndarray]
+
+
+def _keep(pieces: Pieces, memory: np.ndarray) -> None:
+    owner = memory.base if isinstance(memory.base, np.ndarray) else memory
+    pieces[memory.ctypes.data, memory.nbytes] = owner
+
+
 @attrs.define
 class Room:
     """The memory that is free. The system takes a while to tell, so it is asked again only when
-    an eighth of its last answer is taken."""
+    an eighth of its last answer is taken.
+
+    It calls free what was granted and nobody has touched yet, such as a long context that may
+    fill in hours. Who gets such memory promises it here: what of it is not there yet counts as
+    taken as long as somebody has it.
+    """
 
     ask: Callable[[], int] = lambda: machine_memory()[1]  # 0: it does not tell
     free: int = 0
     taken: int = 0
+    promised: Pieces = attrs.field(factory=weakref.WeakValueDictionary)
 
     def has(self, nbytes: int) -> bool:
         """Whether there is so much, which is taken then."""
         if 8 * (self.taken + nbytes) > self.free:
-            self.free, self.taken = self.ask(), 0
+            told = self.ask()
+            self.free, self.taken = told and max(told - self._untouched(), 1), 0
         if 0 < self.free < nbytes:
             return False
         self.taken += nbytes
@@ -99,8 +116,16 @@ class Room:
             msg = f"there is no room for {usage} memory"
             raise OutOfMemoryError(msg, expected=f"at most {self.free} bytes", got=nbytes)
 
+    def promise(self, memory: np.ndarray) -> None:
+        """That it will be touched, some time."""
+        _keep(self.promised, memory)
+
     def ask_again(self) -> None:
         self.free = 0
+
+    def _untouched(self) -> int:
+        """Bytes of what was promised; none of what was given back meanwhile."""
+        return sum(max(library().un_pages_absent(*p), 0) for p in list(self.promised))
 
 
 @attrs.define
@@ -110,11 +135,18 @@ class Binder:
     What is bound to a node takes the place of copies of files there, which a mere preference
     would leave: that makes do with another node. But where a node has nothing to give, the
     kernel ends whoever is bound to it, however much others have; so nothing is bound then.
+    What is bound already and waits to be touched is not the node's to give: see `Room`.
     """
 
     refused: str = ""  # why
-    rooms: dict[int, Room] = attrs.field(factory=dict)  # of nodes
-    full: set[int] = attrs.field(factory=set)  # nodes of which that was told
+    room: Room = attrs.field(factory=Room)  # of all nodes
+    rooms: dict[int, Room] = attrs.field(factory=dict)  # of each
+    left: dict[int, Pieces] = attrs.field(factory=dict)  # what they had no room for
+
+    @property
+    def full(self) -> list[int]:
+        """Nodes that had no room for some of what is in use. It may be asked at any time."""
+        return sorted(number for number, left in self.left.copy().items() if len(left))
 
     def fresh(self, nbytes: int, usage: str, number: int) -> np.ndarray:
         """Whole pages that will lie on that node (-1: anywhere), whoever touches them first."""
@@ -127,12 +159,15 @@ class Binder:
     def bind(self, memory: np.ndarray, number: int) -> None:
         if number < 0 or self.refused or not memory.size:
             return
-        if not self.rooms.setdefault(number, Room(lambda: _free_on(number))).has(memory.nbytes):
-            self._say_full(number)
+        room = self.rooms.setdefault(number, Room(lambda: _free_on(number)))
+        if not room.has(memory.nbytes):
+            self._leave(memory, number)
             return
         code = library().un_pages_bind(memory.ctypes.data, memory.nbytes, number)
         if code < 0:
             self._say("bound to", code)
+        else:
+            room.promise(memory)
 
     def move(self, memory: np.ndarray, number: int) -> bool:
         """Pages of a mapped file that have been read; whether all lie there now."""
@@ -148,11 +183,13 @@ class Binder:
         told = "%s: memory cannot be %s a NUMA node, and lies where it is touched first"
         log.warning(told, self.refused, what)
 
-    def _say_full(self, number: int) -> None:
-        if number not in self.full:
-            self.full.add(number)
+    def _leave(self, memory: np.ndarray, number: int) -> None:
+        """Where it is touched first; which is told once, for as long as such memory lives."""
+        left = self.left.setdefault(number, weakref.WeakValueDictionary())
+        if not len(left):
             told = "node %d is full: some of what it reads may lie on other nodes"
             log.warning(told, number)
+        _keep(left, memory)
 
 
 def _free_on(number: int) -> int:

@@ -57,7 +57,7 @@ def placement(
     decode = decode or usual
     made = _few(plan(topology, max(decode, prefill, *(() if chosen else tuned)), mode))
     if (fewest := min(decode, prefill)) < len(made.numbers):
-        told = "%d threads are fewer than the %d nodes that hold weights: one on each computes"
+        told = "fewer threads (%d) than nodes that hold weights (%d): one on each computes"
         log.warning(told, fewest, len(made.numbers))
     experts = options.get("experts", "rows")
     if len(made.numbers) == 1:

@@ -42,6 +42,7 @@ class StateBuffer:
         rows, size = self.plain.memory, self.nbytes // (cells * heads)
         self.apart = whole_pages(cells * size)
         memory = fresh(heads * self.apart, "state", page_size())
+        self.binder.room.promise(memory)
         self.heads = heads
         for k, number in enumerate(self.numbers):
             first, end = self._heads_of(k)

@@ -7,24 +7,28 @@ or arithmetic.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attrs
 from umbel.errors import UmbelError
 
+from umbel_numa.library import FORCED
 from umbel_numa.options import OPTIONS
 from umbel_numa.topology import Topology
 
 log = logging.getLogger("umbel")
 
 Counts = tuple[int, int]  # threads that decode, and that read prompts
+_told: set[Path] = set()  # files that cannot be read
 
 
 def path() -> Path:
@@ -44,8 +48,10 @@ def machine(topology: Topology) -> str:
 def way(options: Mapping[str, Any]) -> str:
     """What was asked for, beside numbers of threads; empty: nothing."""
     others = (o for o in OPTIONS if not o.name.startswith("threads"))
-    given = ((o, options.get(o.name, o.default)) for o in others)
-    return " ".join(f"{o.name}={value}" for o, value in given if value != o.default)
+    given = [(o, options.get(o.name, o.default)) for o in others]
+    asked = [f"{o.name}={value}" for o, value in given if value != o.default]
+    forced = os.environ.get(FORCED)
+    return " ".join([*asked, f"kernels={forced}"] if forced else asked)
 
 
 def size_class(nbytes: int) -> str:
@@ -77,14 +83,19 @@ class Records:
         self.counts[size_class(nbytes)] = counts
         save(self.name, self.counts)
 
-    def forget(self) -> bool:
-        """All of this machine, whatever was asked for; whether there was anything."""
-        machine = self.name.partition(" ")[0]
-        known = [name for name in load() if name.partition(" ")[0] == machine]
-        for name in known:
-            save(name, {})
-        self.counts = {}
-        return bool(known)
+
+def of_all_ways(topology: Topology) -> list[Records]:
+    """Those of this machine, whatever was asked for."""
+    here, known = machine(topology), load()
+    return [Records(k, _counts(v)) for k, v in known.items() if k.partition(" ")[0] == here]
+
+
+def forget(topology: Topology) -> bool:
+    """All of this machine; whether there was anything."""
+    known = of_all_ways(topology)
+    for records in known:
+        save(records.name, {})
+    return bool(known)
 
 
 def _counts(found: Any) -> dict[str, Counts]:
@@ -103,7 +114,9 @@ def load() -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        log.warning("%s cannot be read, and is not used: %s", path(), error)
+        if path() not in _told:
+            _told.add(path())
+            log.warning("%s cannot be read, and is not used: %s", path(), error)
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -113,17 +126,33 @@ def save(name: str, value: dict[str, Any]) -> None:
     known = {**load(), name: value}
     if not value:
         del known[name]
-    file = path()
-    beside = file.with_suffix(f".{os.getpid()}")
+    if known or path().exists():
+        with _beside() as file:
+            file.write(json.dumps(known, indent=1).encode() + b"\n")
+            file.flush()
+            os.replace(file.name, path())
+
+
+def check_writable() -> None:
+    """Refuses before the work what could not be remembered after it."""
+    with _beside():
+        pass
+
+
+@contextlib.contextmanager
+def _beside() -> Iterator[IO[bytes]]:
+    """A file beside ours, which may take its place; it is gone afterwards."""
+    folder = path().parent
     try:
-        if file.parts[0] == "~":
+        if folder.parts[0] == "~":
             msg = "there is no home folder"
             raise OSError(msg)
-        if not known and not file.exists():
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-        beside.replace(file)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            try:
+                yield file
+            finally:
+                Path(file.name).unlink(missing_ok=True)
     except OSError as error:
         msg, do = "what was found cannot be remembered", "set XDG_CONFIG_HOME to another folder"
-        raise UmbelError(msg, where=file, got=error.strerror or error, do=do) from error
+        raise UmbelError(msg, where=path(), got=error.strerror or error, do=do) from error

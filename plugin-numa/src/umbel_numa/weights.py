@@ -147,7 +147,7 @@ class NativeWeight:
         weight["nodes"], weight["split"] = len(numbers), parts.split
         weight["first"][: len(parts.first)] = parts.first
         segments = []
-        self.engine.room.take(sum(parts.held) * int(weight["group_bytes"]), "weight")
+        self.engine.binder.room.take(sum(parts.held) * int(weight["group_bytes"]), "weight")
         for node, (held, number) in enumerate(zip(parts.held, numbers, strict=True)):
             nbytes = held * int(weight["group_bytes"])
             number = number if len(numbers) > 1 else ANYWHERE

@@ -76,5 +76,6 @@ def library(build: Build) -> ctypes.CDLL:
         getattr(lib, f"un_pages_{name}").argtypes = where
     for name in ("bind", "move"):
         getattr(lib, f"un_pages_{name}").argtypes = [*where, ctypes.c_int]
+    lib.un_pages_absent.argtypes, lib.un_pages_absent.restype = where, ctypes.c_int64
     lib.un_pages_where.argtypes = [*where, ctypes.POINTER(ctypes.c_int64), ctypes.c_int]
     return lib

@@ -76,6 +76,28 @@ def test_pages_are_counted_where_they_are(library, memory, where):
     assert where(address, 1300 * page) == [700, 600]
 
 
+def test_what_is_absent(library, memory):
+    """What was never touched, or was given back."""
+    page = library.un_pages_size()
+    address = memory(9000)  # more than are asked for at once
+    assert library.un_pages_absent(address, 9000 * page) == 9000 * page
+
+    ctypes.memset(address, 1, 5000 * page)
+    assert library.un_pages_absent(address, 9000 * page) == 4000 * page
+    assert library.un_pages_absent(address + 1, 5000 * page) == page  # that begin in it
+    assert library.un_pages_absent(address + 1, page - 1) == 0
+    assert library.un_pages_drop(address, 10 * page) == 0
+    assert library.un_pages_absent(address, 9000 * page) == 4010 * page
+
+
+@LINUX
+def test_what_is_not_mapped_is_not_absent(library):
+    page = library.un_pages_size()
+    address = library.un_pages_alloc(3 * page, 0)
+    assert library.un_pages_free(address, 3 * page) == 0
+    assert library.un_pages_absent(address, 3 * page) == -errno.ENOMEM
+
+
 @LINUX
 def test_neighbours_share_no_page(library, memory, where):
     page = library.un_pages_size()

@@ -84,7 +84,11 @@ def scaled_file(text: str) -> tuple[str, float]:
 
 
 def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        msg = f"expected whole numbers, with commas between them; got {text!r}"
+        raise argparse.ArgumentTypeError(msg) from None
 
 
 def add_load(

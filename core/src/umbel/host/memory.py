@@ -14,6 +14,7 @@ from umbel.gguf.types import DType, dequantise
 from umbel.graph import Tensor
 from umbel.hookspecs import Buffer, Device
 
+_SMALL = 1 << 16  # bytes
 PIECE = 1 << 17  # values that are dequantised at a time: they stay in the processor's cache
 
 
@@ -36,8 +37,12 @@ class HostBuffer:
         return np.array(self.memory[offset : offset + nbytes])
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        raw = data.tobytes()  # which a step's small inputs pay less for than for views
-        self.memory.data[offset : offset + len(raw)] = raw
+        if data.nbytes < _SMALL:
+            raw = data.tobytes()  # costs a step less than views of its inputs
+            self.memory.data[offset : offset + len(raw)] = raw
+            return
+        view = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.memory[offset : offset + view.size] = view
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
         return False

@@ -12,10 +12,6 @@
 
 #include "softmax.h"
 
-#ifndef UN_INLINE
-#define UN_INLINE static inline __attribute__((always_inline))
-#endif
-
 enum { UN_CHUNK = 128, UN_BLOCK = 32, UN_KEY_BLOCKS = UN_CHUNK / UN_LANES };
 
 /* The keys of a block with their dimensions one behind the other: [hd][UN_BLOCK]. */
@@ -41,20 +37,20 @@ UN_INLINE void un_score_tile_of(const float *q, const float *turned, int64_t hd,
     for (int block = 0; block < UN_BLOCK; block += V * UN_XL) {
         const float *keys = turned + block;
         xf sum[5][8];
-        _Pragma("GCC unroll 16") for (int j = 0; j < 16; j++) {
+        UN_UNROLL for (int j = 0; j < 16; j++) {
             const int first = (j & 1) << 3 | (j & 2) << 1 | (j & 4) >> 1 | j >> 3;
             xf acc[8];
-            _Pragma("GCC unroll 16") for (int i = 0; i < R * V; i++)
+            UN_UNROLL for (int i = 0; i < R * V; i++)
                 acc[i] = xf_zero();
             for (int64_t d = first; d < hd; d += UN_LANES) {
                 xf k[V];
-                _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)
+                UN_UNROLL for (int v = 0; v < V; v++)
                     k[v] = xf_load(keys + d * UN_BLOCK + v * UN_XL);
-                _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-                    _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)
+                UN_UNROLL for (int r = 0; r < R; r++)
+                    UN_UNROLL for (int v = 0; v < V; v++)
                         acc[r * V + v] = xf_fma(k[v], xf_set1(q[r * hd + d]), acc[r * V + v]);
             }
-            _Pragma("GCC unroll 16") for (int i = 0; i < R * V; i++) {
+            UN_UNROLL for (int i = 0; i < R * V; i++) {
                 xf a = acc[i];
                 if (j & 1)
                     a = xf_add(sum[0][i], a);
@@ -77,19 +73,19 @@ UN_INLINE void un_weigh_of(const float *p, const float *values, int n, int64_t h
                            const int R, const int N)
 {
     xf a[16];
-    _Pragma("GCC unroll 16") for (int i = 0; i < R * N; i++)
+    UN_UNROLL for (int i = 0; i < R * N; i++)
         a[i] = xf_load(acc + i / N * hv + i % N * UN_XL);
     for (int k = 0; k < n; k++, values += hv) {
         xf v[4];
-        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
+        UN_UNROLL for (int i = 0; i < N; i++)
             v[i] = xf_load(values + i * UN_XL);
-        _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) {
+        UN_UNROLL for (int r = 0; r < R; r++) {
             xf w = xf_set1(p[r * UN_CHUNK + k]);
-            _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
+            UN_UNROLL for (int i = 0; i < N; i++)
                 a[r * N + i] = xf_fma(w, v[i], a[r * N + i]);
         }
     }
-    _Pragma("GCC unroll 16") for (int i = 0; i < R * N; i++)
+    UN_UNROLL for (int i = 0; i < R * N; i++)
         xf_store(acc + i / N * hv + i % N * UN_XL, a[i]);
 }
 

@@ -13,25 +13,15 @@
  * exact, as scales have at most 19 bits; they must stay below 2^104, which MXFP4's could pass.
  *
  * A type says, for block b of a group and vector `part` of its lanes, what `un_type` asks. Few
- * tokens take the packed weights as they are. For many, some blocks are unpacked to a panel that
- * all tokens then meet: unpacking costs next to nothing, and types are about as fast. */
+ * tokens take the packed weights as they are. For many, some blocks are unpacked to a panel
+ * that all tokens then meet: unpacking costs next to nothing, and types are about as fast. */
 #ifndef UN_BLOCKS_H
 #define UN_BLOCKS_H
 
 #include "simd.h"
-#ifdef UN_NEON
-#include "blocks_neon.h"
-#endif
 
-#define UN_INLINE static inline __attribute__((always_inline))
 #if defined(UN_AVX512) || defined(UN_NEON)
 #define UN_WIDE /* 32 registers */
-#endif
-#if defined(UN_WIDE) || defined(UN_AVX2)
-#define UN_VECTORS
-#define UN_UNROLL _Pragma("GCC unroll 16")
-#else
-#define UN_UNROLL
 #endif
 
 static const int32_t UN_MAGIC = 0x4b400000;
@@ -66,7 +56,7 @@ typedef struct un_panel {
 enum {
     UN_FEW = 12,     /* fewer tokens do without a panel */
     UN_AHEAD = 4096, /* bytes between what is read and what is asked for */
-    UN_CHUNK = 16    /* blocks of a panel: it stays in the first level of the cache */
+    UN_DEPTH = 16    /* blocks of a panel: it stays in the first level of the cache */
 };
 
 /* Where the integer sum of half h of block b begins. */
@@ -77,10 +67,18 @@ UN_INLINE int32_t un_begin(const un_type k, const int16_t *sum, int64_t b, int h
     return UN_MAGIC - zero * x;
 }
 
+/* Which row of x is token t of a tile of T. The last may be that before it once more: such a
+ * tile costs less than two. */
+UN_INLINE int64_t un_token(int t, const int T, int last) { return t < T - 1 ? t : last; }
+
+#ifdef UN_NEON
+#include "blocks_neon.h"
+#endif
+
 /* s[g][t] += the products of the vectors from <= j < to of G groups with rows n bytes apart */
 UN_INLINE void un_sums(const un_type k, xi s[][UN_TILE], const uint8_t *group,
                        int64_t group_bytes, int64_t b, int part, int from, int to,
-                       const int8_t *x, int64_t n, const int G, const int T)
+                       const int8_t *x, int64_t n, const int G, const int T, int last)
 {
 #ifdef UN_NEON
     UN_UNROLL for (int i = from; i < to; i += 4)
@@ -90,7 +88,7 @@ UN_INLINE void un_sums(const un_type k, xi s[][UN_TILE], const uint8_t *group,
                 w[j] = k.vec(group + g * group_bytes, b, part, i + j);
                 w[j] = k.zero == 128 ? xb_xor(w[j], xb_set1(128)) : w[j];
             }
-            un_lanes(s[g], w, x + 4 * i, n, T);
+            un_lanes(s[g], w, x + 4 * i, n, T, last);
         }
     return;
 #endif
@@ -103,10 +101,12 @@ UN_INLINE void un_sums(const un_type k, xi s[][UN_TILE], const uint8_t *group,
             xb w[2];
             UN_UNROLL for (int g = 0; g < G; g++)
                 w[g] = k.vec(group + g * group_bytes, b, part, j);
-            UN_UNROLL for (int t = 0; t < T; t++)
+            UN_UNROLL for (int t = 0; t < T; t++) {
+                const int8_t *four = x + un_token(t, T, last) * n + 4 * j;
                 UN_UNROLL for (int g = 0; g < G; g++)
-                    run[g][t] = k.zero == 128 ? xs_dot8(run[g][t], w[g], x + t * n + 4 * j)
-                                              : xs_dot(run[g][t], w[g], x + t * n + 4 * j);
+                    run[g][t] = k.zero == 128 ? xs_dot8(run[g][t], w[g], four)
+                                              : xs_dot(run[g][t], w[g], four);
+            }
         }
         UN_UNROLL for (int g = 0; g < G; g++)
             UN_UNROLL for (int t = 0; t < T; t++)
@@ -116,25 +116,29 @@ UN_INLINE void un_sums(const un_type k, xi s[][UN_TILE], const uint8_t *group,
 
 /* acc[t] += a * d * x[t], where the integer a[t] counts from UN_MAGIC */
 UN_INLINE void un_scaled(xf *acc, const xi *a, xf d, const float *x, int64_t blocks,
-                         const int T)
+                         const int T, int last)
 {
     xf away = xf_sub(xf_zero(), xf_mul(d, xf_of_bits(xi_set1(UN_MAGIC))));
-    UN_UNROLL for (int t = 0; t < T; t++)
-        acc[t] = xf_fma(xf_fma(xf_of_bits(a[t]), d, away), xf_set1(x[t * blocks]), acc[t]);
+    UN_UNROLL for (int t = 0; t < T; t++) {
+        xf by = xf_set1(x[un_token(t, T, last) * blocks]);
+        acc[t] = xf_fma(xf_fma(xf_of_bits(a[t]), d, away), by, acc[t]);
+    }
 }
 
 /* What the minima of a block add to acc, of one group. */
 UN_INLINE void un_least(const un_type k, const un_scales *c, xf *acc, const float *dx,
-                        const float *sx, const int16_t *sum, int64_t blocks, const int T)
+                        const float *sx, const int16_t *sum, int64_t blocks, const int T,
+                        int last)
 {
     if (k.min == UN_MIN) {
         UN_UNROLL for (int t = 0; t < T; t++)
-            acc[t] = xf_fma(c->m, xf_set1(sx[t * blocks]), acc[t]);
+            acc[t] = xf_fma(c->m, xf_set1(sx[un_token(t, T, last) * blocks]), acc[t]);
     } else if (k.min == UN_PAIR) {
         xi s[UN_TILE];
         UN_UNROLL for (int t = 0; t < T; t++)
-            s[t] = xi_dot16(xi_set1(UN_MAGIC), c->pair, sum + 2 * t * blocks);
-        un_scaled(acc, s, c->m, dx, blocks, T);
+            s[t] = xi_dot16(xi_set1(UN_MAGIC), c->pair,
+                            sum + 2 * un_token(t, T, last) * blocks);
+        un_scaled(acc, s, c->m, dx, blocks, T, last);
     }
 }
 
@@ -154,9 +158,9 @@ UN_INLINE xi un_first(const un_type k, const int starts, const int32_t *start,
     return xi_set1(starts ? start[k.halves * b + h] : un_begin(k, sum, b, h));
 }
 
-/* Tokens first .. first + T - 1 and G groups; with `starts`, of panels. */
+/* T tokens from `first` on, see un_token, and G groups; with `starts`, of panels. */
 UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const int32_t *start,
-                       int first, const int G, const int T)
+                       int first, int last, const int G, const int T)
 {
     const int64_t blocks = d->x.blocks, n = d->x.n;
     const int8_t *q = (const int8_t *)d->x.q + first * n;
@@ -164,7 +168,7 @@ UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const
     const int16_t *sum = d->x.sum + 2 * first * blocks;
     const int64_t apart = d->groups > 1 ? d->group_bytes : 0;
     const int64_t away = d->groups > 1 ? UN_MANY * UN_LANES : 0;
-    start += starts ? 2 * UN_CHUNK * first : 0;
+    start += starts ? 2 * UN_DEPTH * first : 0;
     for (int part = 0; part < UN_PARTS; part++) {
         float *out = d->acc + first * UN_LANES + part * UN_XL;
         xf acc[2][UN_TILE];
@@ -178,18 +182,19 @@ UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const
                 const int per = 8 / k.halves;
                 xi s[2][UN_TILE];
                 UN_UNROLL for (int t = 0; t < T; t++) {
-                    s[0][t] = un_first(k, starts, starts ? start + 2 * UN_CHUNK * t : start,
-                                       sum + 2 * t * blocks, b, h);
+                    const int64_t row = un_token(t, T, last);
+                    s[0][t] = un_first(k, starts, starts ? start + 2 * UN_DEPTH * row : start,
+                                       sum + 2 * row * blocks, b, h);
                     if (G > 1)
                         s[1][t] = s[0][t];
                 }
                 un_sums(k, s, d->group, apart, b, part, h * per, h * per + per,
-                        q + 32 * b, n, G, T);
+                        q + 32 * b, n, G, T, last);
                 UN_UNROLL for (int g = 0; g < G; g++) {
                     const un_scales c = k.scales(d->group + g * apart, b, part);
-                    un_scaled(acc[g], s[g], c.d[h], dx + b, blocks, T);
+                    un_scaled(acc[g], s[g], c.d[h], dx + b, blocks, T, last);
                     if (h == k.halves - 1)
-                        un_least(k, &c, acc[g], dx + b, sx + b, sum + 2 * b, blocks, T);
+                        un_least(k, &c, acc[g], dx + b, sx + b, sum + 2 * b, blocks, T, last);
                 }
             }
         }
@@ -199,12 +204,15 @@ UN_INLINE void un_tile(const un_type k, const un_dot *d, const int starts, const
     }
 }
 
-/* Tiles of T tokens from `first` on; what is left begins at the token that it returns. */
+/* Tiles of T tokens from `first` on, the last maybe of one less; what is left begins at the
+ * token that it returns. */
 UN_INLINE int un_tiles(const un_type k, const un_dot *d, const int starts, const int32_t *start,
                        int first, const int G, const int T)
 {
-    for (; first + T <= d->tokens; first += T)
-        un_tile(k, d, starts, start, first, G, T);
+    for (; first + T - (T > 2) <= d->tokens; first += T) {
+        int last = d->tokens - first < T ? T - 2 : T - 1;
+        un_tile(k, d, starts, start, first, last, G, T);
+    }
     return first;
 }
 
@@ -225,7 +233,7 @@ UN_INLINE void un_groups(const un_type k, const un_dot *d, const int starts,
 #endif
     for (int g = 0; g < d->groups; g++) {
         int last = t;
-#if defined(UN_VECTORS) && !defined(UN_WIDE)
+#ifdef UN_AVX2
         last = un_tiles(k, &one, starts, start, last, 1, 4);
         last = un_tiles(k, &one, starts, start, last, 1, 2);
 #endif
@@ -254,16 +262,12 @@ UN_INLINE void un_unpack(const un_type k, const uint8_t *group, int64_t b, un_pa
     }
 }
 
-/* Panels against tokens, for each combination that types have (a zero of 1: any). start[2 *
- * UN_CHUNK * t ...]: what un_begin gives for the blocks (or halves) of the panels. */
+/* Panels against tokens, for each combination that types have: see panels.c. start[2 * UN_DEPTH
+ * * t ...]: what un_begin gives for the blocks (or halves) of the panels. */
 typedef void un_panel_dot(const un_dot *d, const int32_t *start);
-#define UN_PANELS(X) \
-    X(nibbles, 1, 8, 1, UN_NO_MIN) X(nibbles_min, 0, 8, 1, UN_MIN) \
-    X(fifths, 1, 4, 1, UN_NO_MIN) X(fifths_min, 0, 4, 1, UN_MIN) \
-    X(signs, 128, 1, 1, UN_NO_MIN) X(sixths, 1, 2, 2, UN_NO_MIN) X(pairs, 0, 2, 1, UN_PAIR)
 
-/* What is compiled once for all types, by way of panels: the product for many tokens, the values
- * of 16 rows, of one row. */
+/* What is compiled once for all types, by way of panels: the product for many tokens, the
+ * values of 16 rows, of one row. */
 typedef void un_unpacker(const uint8_t *group, int64_t b, un_panel *to);
 void UN_(many)(const un_type *k, un_unpacker *unpack, un_panel_dot *dot, const un_dot *d);
 void UN_(panel_floats)(const un_type *k, un_unpacker *unpack, const uint8_t *group, int64_t b,

@@ -12,7 +12,7 @@ typedef struct un_quad {
     float32x4_t low, high; /* rows 0, 1 and 2, 3 of a vector of 4 */
 } un_quad;
 
-UN_INLINE un_quad un_rows(xf v) { return (un_quad){vzip1q_f32(v, v), vzip2q_f32(v, v)}; }
+UN_INLINE un_quad un_twice(xf v) { return (un_quad){vzip1q_f32(v, v), vzip2q_f32(v, v)}; }
 UN_INLINE un_quad un_cross(xf a, xf b) { return (un_quad){vzip1q_f32(a, b), vzip2q_f32(a, b)}; }
 UN_INLINE float32x4_t un_both(float a, float b)
 {
@@ -65,7 +65,7 @@ UN_INLINE void un_quad_block(const un_type k, un_quad *acc, const uint8_t *group
     UN_UNROLL for (int h = 0; h < k.halves; h++) {
         const int per = 8 / k.halves;
         int32x4_t low[UN_PAIRS], high[UN_PAIRS];
-        un_quad d = un_rows(c.d[h]);
+        un_quad d = un_twice(c.d[h]);
         UN_UNROLL for (int p = 0; p < P; p++)
             low[p] = high[p] = begin[p][h];
         UN_UNROLL for (int j = h * per; j < h * per + per; j += 2)
@@ -77,7 +77,7 @@ UN_INLINE void un_quad_block(const un_type k, un_quad *acc, const uint8_t *group
     }
     if (k.min == UN_NO_MIN)
         return;
-    un_quad m = un_rows(c.m);
+    un_quad m = un_twice(c.m);
     UN_UNROLL for (int p = 0; p < P; p++) {
         if (k.min == UN_MIN) {
             acc[p].low = xf_fma(m.low, sx[p], acc[p].low);
@@ -118,10 +118,10 @@ UN_INLINE void un_pairs(const un_type k, const un_dot *d, const int32_t *start, 
             scale[p] = un_both(dx[t], dx[t + blocks]);
             least[p] = k.min == UN_MIN ? un_both(sx[t], sx[t + blocks]) : xf_zero();
             UN_UNROLL for (int h = 0; h < k.halves; h++) {
-                const int32_t *at = start + 2 * UN_CHUNK * (first + 2 * p) + k.halves * b + h;
+                const int32_t *at = start + 2 * UN_DEPTH * (first + 2 * p) + k.halves * b + h;
                 int32x2_t two = vdup_n_s32(UN_MAGIC);
                 if (k.zero && k.zero != 128)
-                    two = vset_lane_s32(at[2 * UN_CHUNK], vdup_n_s32(at[0]), 1);
+                    two = vset_lane_s32(at[2 * UN_DEPTH], vdup_n_s32(at[0]), 1);
                 begin[p][h] = vcombine_s32(two, two);
             }
         }
@@ -155,7 +155,7 @@ UN_INLINE void un_paired(const un_type k, const un_dot *d, const int32_t *start)
     last.x.sum += 2 * t * d->x.blocks;
     last.acc += t * UN_LANES;
     if (last.tokens)
-        un_groups(k, &last, 1, start + 2 * UN_CHUNK * t);
+        un_groups(k, &last, 1, start + 2 * UN_DEPTH * t);
 }
 
 #endif

@@ -1,22 +1,19 @@
-/* NEON's own ways to the integers of blocks.h. */
+/* NEON's own ways to the integers of blocks.h, which includes this. */
 #ifndef UN_BLOCKS_NEON_H
 #define UN_BLOCKS_NEON_H
 
 #include "simd.h"
 
-#define UN_NEON_INLINE static inline __attribute__((always_inline))
-#define UN_NEON_UNROLL _Pragma("GCC unroll 16")
-
 /* s[t] += the products of 4 vectors of signed weights with 16 values of each token; rows lie
- * n bytes apart. The values are loaded at once and named by lane; xi_dot copies each 4 of them
+ * n bytes apart. The values are loaded at once and named by lane; xs_dot copies each 4 of them
  * to all lanes, which costs as much as the product. */
-UN_NEON_INLINE void un_lanes(xi *s, const xb *w, const int8_t *x, int64_t n, const int T)
+UN_INLINE void un_lanes(xi *s, const xb *w, const int8_t *x, int64_t n, const int T, int last)
 {
     int8x16_t v[4];
-    UN_NEON_UNROLL for (int j = 0; j < 4; j++)
+    UN_UNROLL for (int j = 0; j < 4; j++)
         v[j] = vreinterpretq_s8_u8(w[j]);
-    UN_NEON_UNROLL for (int t = 0; t < T; t++) {
-        int8x16_t k = vld1q_s8(x + t * n);
+    UN_UNROLL for (int t = 0; t < T; t++) {
+        int8x16_t k = vld1q_s8(x + un_token(t, T, last) * n);
         s[t] = vdotq_laneq_s32(s[t], v[0], k, 0);
         s[t] = vdotq_laneq_s32(s[t], v[1], k, 1);
         s[t] = vdotq_laneq_s32(s[t], v[2], k, 2);

@@ -35,8 +35,8 @@ UN_INLINE un_scales iq4_xs_scales(const uint8_t *group, int64_t b, int part)
     return (un_scales){.d = {xf_mul(HALF(p), xf_of_xi(xi_load_s8(sc)))}};
 }
 
-/* MXFP4: blocks of 32, 2^(e - 128) times twice the value; e is a byte. From e = 2 on the bits of
- * the power are (e - 1) << 23; below it is no normal number: (e + 1) << 21. */
+/* MXFP4: blocks of 32, 2^(e - 128) times twice the value; e is a byte. From e = 2 on the bits
+ * of the power are (e - 1) << 23; below it is no normal number: (e + 1) << 21. */
 UN_INLINE xb mxfp4_vec(const uint8_t *group, int64_t b, int part, int j)
 {
     return xb_lookup(fp4, un_nibbles(BLOCK(17) + UN_LANES, part, j));

@@ -1,5 +1,5 @@
-/* Which kernels this processor can run, best first. The processor is asked at run time; what the
- * system does not save at a switch of threads (AVX-512 state) counts as absent. */
+/* Which kernels this processor can run, best first. The processor is asked at run time; what
+ * the system does not save at a switch of threads (AVX-512 state) counts as absent. */
 #include <string.h>
 
 #include "un.h"
@@ -66,10 +66,13 @@ static int runs(const char *name)
 }
 #endif
 
-/* The names of the kernels in this library, best first, with a ! before those that the processor
- * cannot run; NULL after the last. */
-UN_API const char *un_variant_name(int i) { return un_variants[i] ? un_variants[i]->name : NULL; }
+/* The name of set i of the library's kernels, the best first; NULL after the last. */
+UN_API const char *un_variant_name(int i)
+{
+    return un_variants[i] ? un_variants[i]->name : NULL;
+}
 
+/* Whether the processor can run that set. */
 UN_API int un_variant_runs(int i)
 {
     return un_variants[i] == &un_kernels_scalar || runs(un_variants[i]->name);

@@ -1,8 +1,8 @@
-/* mul_mat_dense: in[0] w (..., out, in) of floats with any strides, or of a type that raw.c reads;
- * in[1] x (..., n, in) float32.
+/* mul_mat_dense: in[0] w (..., out, in) of floats with any strides, or of a type that raw.c
+ * reads; in[1] x (..., n, in) float32.
  *
- * Rows are taken in blocks that stay in the second level of the cache, so that each is read (and
- * decoded) once for all tokens; within them tiles of rows and tokens fill the registers. */
+ * Rows are taken in blocks that stay in the second level of the cache, so that each is read
+ * (and decoded) once for all tokens; in them tiles of rows and tokens fill the registers. */
 #include "blocks.h"
 #include "dense.h"
 
@@ -61,16 +61,16 @@ UN_INLINE void tile(const float *const *w, const float *const *x, int64_t n, flo
     for (int i = 0; i < R * T * UN_PARTS; i++)
         acc[i] = xf_zero();
     for (; k + UN_LANES <= n; k += UN_LANES)
-        _Pragma("GCC unroll 4") for (int p = 0; p < UN_PARTS; p++) {
+        UN_UNROLL for (int p = 0; p < UN_PARTS; p++) {
             xf token[TOKENS];
-            _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
+            UN_UNROLL for (int t = 0; t < T; t++) {
                 token[t] = xf_load(x[t] + k + p * UN_XL);
                 IN_REGISTER(token[t]);
             }
-            _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) {
+            UN_UNROLL for (int r = 0; r < R; r++) {
                 xf v = xf_load(w[r] + k + p * UN_XL);
                 IN_REGISTER(v);
-                _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
+                UN_UNROLL for (int t = 0; t < T; t++) {
                     xf *a = &acc[(r * T + t) * UN_PARTS + p];
                     *a = xf_fma(v, token[t], *a);
                 }
@@ -129,8 +129,8 @@ void UN_(dense_rows)(const un_dense *d)
     }
 }
 
-/* The tokens that meet one matrix of w: those of `ahead` times `behind` neighbours on the leading
- * axes of x, `each` of them from one place there. */
+/* The tokens that meet one matrix of w: those of `ahead` times `behind` neighbours on the
+ * leading axes of x, `each` of them from one place there. */
 typedef struct {
     int64_t ahead, behind, each, tokens;
 } neighbours;

@@ -7,8 +7,6 @@
 #include "functions.h"
 #include "strided.h"
 
-#define UN_INLINE static inline __attribute__((always_inline))
-
 typedef void row_function(float *out, const float *a, const float *b, int64_t n, int alike,
                           const float *f);
 
@@ -59,6 +57,19 @@ static void walk(const un_task *task, row_function *function)
 #define KERNEL(NAME) \
     void UN_(NAME)(const un_task *task) { walk(task, NAME##_row); }
 
+/* The n < UN_XL elements at the end of a row, as a row filled up with zeros. */
+static void end_of_row(row_function *function, float *out, const float *a, const float *b,
+                       int64_t n, int alike, const float *f)
+{
+    float x[UN_XL] = {0}, y[UN_XL] = {0};
+    if (n == 0)
+        return;
+    memcpy(x, a, (size_t)n * 4);
+    memcpy(y, b, alike ? 4 : (size_t)n * 4);
+    function(x, x, y, UN_XL, alike, f);
+    memcpy(out, x, (size_t)n * 4);
+}
+
 /* NAME_of(x, f) for each element; what it needs of f is constant in the loop. */
 #define UNARY(NAME) \
     static void NAME##_row(float *out, const float *a, const float *b, int64_t n, int alike, \
@@ -67,8 +78,7 @@ static void walk(const un_task *task, row_function *function)
         int64_t j = 0; \
         for (; j + UN_XL <= n; j += UN_XL) \
             xf_store(out + j, NAME##_of(xf_load(a + j), f)); \
-        if (j < n) \
-            xf_store_n(out + j, NAME##_of(xf_load_n(a + j, n - j), f), n - j); \
+        end_of_row(NAME##_row, out + j, a + j, a + j, n - j, 0, f); \
     } \
     KERNEL(NAME)
 
@@ -77,22 +87,19 @@ static void walk(const un_task *task, row_function *function)
     UN_INLINE void NAME##_each(float *out, const float *a, const float *b, int64_t n, \
                                const int alike) \
     { \
-        int64_t j = 0; \
         xf y = alike ? xf_set1(*b) : xf_zero(); \
-        for (; j + UN_XL <= n; j += UN_XL) \
+        for (int64_t j = 0; j + UN_XL <= n; j += UN_XL) \
             xf_store(out + j, NAME##_of(xf_load(a + j), alike ? y : xf_load(b + j))); \
-        if (j < n) { \
-            y = alike ? y : xf_load_n(b + j, n - j); \
-            xf_store_n(out + j, NAME##_of(xf_load_n(a + j, n - j), y), n - j); \
-        } \
     } \
     static void NAME##_row(float *out, const float *a, const float *b, int64_t n, int alike, \
                            const float *f) \
     { \
+        int64_t j = n / UN_XL * UN_XL; \
         if (alike) \
             NAME##_each(out, a, b, n, 1); \
         else \
             NAME##_each(out, a, b, n, 0); \
+        end_of_row(NAME##_row, out + j, a + j, b + (alike ? 0 : j), n - j, alike, f); \
     } \
     KERNEL(NAME)
 

@@ -115,16 +115,15 @@ static void dense_expert(const job *j, int64_t e, int64_t from, int64_t to)
     UN_(dense_rows)(&d);
 }
 
-static size_t whole(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
-
 static int prepare(const un_task *task, job *j)
 {
     const un_weight *w = j->w->weight;
-    size_t n = (size_t)j->w->n[3], pairs = (size_t)j->pairs, experts = (size_t)j->w->n[1];
-    size_t first = whole((experts + 1) * 4), sorted = whole(pairs * 4), list = whole(pairs * 8);
-    size_t room = w ? UN_TILE * (n + 31) / 32 * (4 * 32 + 12) + 64 : whole(UN_(dense_room)(j->w));
-    size_t copies = w || un_plain(j->x) ? 0 : pairs * n * 4;
-    char *at = un_scratch_get(task, first + sorted + 2 * list + room + copies);
+    int64_t n = j->w->n[3], pairs = j->pairs, first = un_whole((j->w->n[1] + 1) * 4, 64);
+    int64_t sorted = un_whole(pairs * 4, 64), list = un_whole(pairs * 8, 64);
+    int64_t dense = w ? 0 : (int64_t)UN_(dense_room)(j->w);
+    int64_t room = w ? UN_TILE * (n + 31) / 32 * (4 * 32 + 12) + 64 : un_whole(dense, 64);
+    int64_t copies = w || un_plain(j->x) ? 0 : pairs * n * 4;
+    char *at = un_scratch_get(task, (size_t)(first + sorted + 2 * list + room + copies));
     if (!at)
         return 0;
     j->first = (int32_t *)at;
@@ -138,7 +137,7 @@ static int prepare(const un_task *task, job *j)
         j->form = (int)task->step->i[1];
         j->row = task->step->i[2];
         j->node = un_own_of(task, w, 0).node;
-        j->act = un_act_at(act, j->form, un_rows(j->x), (int64_t)n);
+        j->act = un_act_at(act, j->form, un_rows(j->x), n);
     }
     return 1;
 }
@@ -177,7 +176,8 @@ static void count(const job *j)
 /* What a group of an expert costs. */
 static int64_t cost(const job *j, int64_t e) { return j->first[e + 1] - j->first[e] + 2; }
 
-/* How many of `count` groups that cost `each` begin before `share`, `done` lying before them. */
+/* How many of `count` groups that cost `each` begin before `share`, `done` lying before
+ * them. */
 static int64_t before(int64_t share, int64_t done, int64_t each, int64_t count)
 {
     int64_t n = share > done ? (share - done + each - 1) / each : 0;

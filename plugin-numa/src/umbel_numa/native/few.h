@@ -31,20 +31,20 @@ UN_INLINE void un_score_few_of(const float *q, const char *const *keys, const ch
         for (int j = 0; j < UN_XL; j++) {
             un_ask(next[k + j], hd, type);
             xf part[UN_ROWS][UN_PARTS];
-            _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+            UN_UNROLL for (int r = 0; r < R; r++)
                 for (int p = 0; p < UN_PARTS; p++)
                     part[r][p] = xf_zero();
             for (int64_t d = 0; d < hd; d += UN_LANES)
                 for (int p = 0; p < UN_PARTS; p++) {
                     xf key = un_take(keys[k + j], type, d + p * UN_XL);
-                    _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+                    UN_UNROLL for (int r = 0; r < R; r++)
                         part[r][p] =
                             xf_fma(key, xf_load(q + r * hd + d + p * UN_XL), part[r][p]);
                 }
-            _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+            UN_UNROLL for (int r = 0; r < R; r++)
                 sums[r][j] = xf_fold(part[r]);
         }
-        _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+        UN_UNROLL for (int r = 0; r < R; r++)
             xf_store(scores + r * UN_CHUNK + k, xf_sums(sums[r]));
     }
 }
@@ -56,20 +56,20 @@ UN_INLINE void un_weigh_few_of(const float *p, const char *const *values,
                                float *acc, const int type, const int R, const int N)
 {
     xf a[16];
-    _Pragma("GCC unroll 16") for (int i = 0; i < R * N; i++)
+    UN_UNROLL for (int i = 0; i < R * N; i++)
         a[i] = xf_load(acc + i / N * hv + d + i % N * UN_XL);
     for (int k = 0; k < n; k++) {
         xf v[4];
         un_ask(next[k] + d * (type == UN_F16 ? 2 : 4), N * UN_XL, type);
-        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
+        UN_UNROLL for (int i = 0; i < N; i++)
             v[i] = un_take(values[k], type, d + i * UN_XL);
-        _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) {
+        UN_UNROLL for (int r = 0; r < R; r++) {
             xf w = xf_set1(p[r * UN_CHUNK + k]);
-            _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
+            UN_UNROLL for (int i = 0; i < N; i++)
                 a[r * N + i] = xf_fma(w, v[i], a[r * N + i]);
         }
     }
-    _Pragma("GCC unroll 16") for (int i = 0; i < R * N; i++)
+    UN_UNROLL for (int i = 0; i < R * N; i++)
         xf_store(acc + i / N * hv + d + i % N * UN_XL, a[i]);
 }
 

@@ -1,10 +1,10 @@
 /* F16 and BF16 weights, whose products are those of 16-bit integers: twice as fast as float32,
- * and exact within a block of 32 but for the rounding of its values to 13 bits of the largest. Of
- * activations what that leaves of a rough block is multiplied as well.
+ * and exact within a block of 32 but for the rounding of its values to 13 bits of the largest.
+ * Of activations what that leaves of a rough block is multiplied as well.
  *
  * A packed block of 16 rows: their scales (float32), then in vector j for each row the 2 values
- * k = 2 j, 2 j + 1. Its values are near those of the file; rows are gathered from the file. What
- * is not finite, or too rough, is not packed: its products are those of dense.h. */
+ * k = 2 j, 2 j + 1. Its values are near those of the file; rows are gathered from the file.
+ * What is not finite, or too rough, is not packed: its products are those of dense.h. */
 #include "blocks.h"
 #include "floats.h"
 
@@ -96,14 +96,15 @@ static void read_row(const uint8_t *group, int lane, int64_t cols, float *out)
     }
 }
 
-/* Tokens of a tile: two groups share an activation that was read where there are registers for
+/* Tokens of a tile. Up to SPARE of the last may be one token again: such a tile costs less than
+ * smaller ones. Two groups share an activation that was read where there are registers for
  * their sums. */
 #ifdef UN_AVX512
-enum { MOST = 8, WIDE = 2 };
+enum { MOST = 8, SPARE = 2, WIDE = 2 };
 #define UNROLL _Pragma("GCC unroll 16")
 #define APART(p) __asm__("" : "+r"(p)) /* gcc would keep addresses of all that it reads */
 #else
-enum { MOST = 4, WIDE = 1 };
+enum { MOST = 4, SPARE = 1, WIDE = 1 };
 #define UNROLL _Pragma("GCC unroll 2")
 #define APART(p) (void)0
 #endif
@@ -112,28 +113,36 @@ enum { MOST = 4, WIDE = 1 };
 #else
 #define IN_PLACE(v) (void)0
 #endif
-/* The products of the pairs of k of one block: G groups, `apart` bytes from each other, and T
- * tokens, n values from each other; s[(group * T + token) * UN_PARTS + part]. */
-UN_INLINE void block_dot(const uint8_t *w, int64_t apart, const int16_t *q, int64_t n,
-                         const int G, const int T, xi *s)
+/* Which row of x is token t of a tile of T. */
+UN_INLINE int64_t row_of(int t, const int T, int last)
 {
+    return t < T - SPARE || t < last ? t : last;
+}
+
+/* The products of the pairs of k of one block: G groups, `apart` bytes from each other, and T
+ * tokens, n values from each other; s[(group * T + token) * UN_PARTS + part]. Three tokens
+ * share an address. */
+UN_INLINE void block_dot(const uint8_t *w, int64_t apart, const int16_t *q, int64_t n,
+                         const int G, const int T, int last, xi *s)
+{
+    const int64_t end = last < T - 1 ? 0 : n; /* from the last token but one to the last */
     const int16_t *x[(MOST + 2) / 3];
-    _Pragma("GCC unroll 4") for (int i = 0; 3 * i < T; i++)
-        x[i] = q + 3 * i * n;
-    _Pragma("GCC unroll 32") for (int i = 0; i < G * T * UN_PARTS; i++)
+    UN_UNROLL for (int i = 0; 3 * i < T; i++)
+        x[i] = q + row_of(3 * i, T, last) * n;
+    UN_UNROLL for (int i = 0; i < G * T * UN_PARTS; i++)
         s[i] = xi_zero();
     UNROLL for (int j = 0; j < 16; j++) {
         xh v[WIDE * UN_PARTS];
-        _Pragma("GCC unroll 4") for (int i = 0; i < G * UN_PARTS; i++)
+        UN_UNROLL for (int i = 0; i < G * UN_PARTS; i++)
             v[i] = xh_load((const int16_t *)(w + i / UN_PARTS * apart + 64 * j) +
                            2 * UN_XL * (i % UN_PARTS));
-        _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
-            _Pragma("GCC unroll 4") for (int i = 0; i < G * UN_PARTS; i++) {
+        UN_UNROLL for (int t = 0; t < T; t++)
+            UN_UNROLL for (int i = 0; i < G * UN_PARTS; i++) {
                 xi *sum = s + (i / UN_PARTS * T + t) * UN_PARTS + i % UN_PARTS;
-                *sum = xi_dot16(*sum, v[i], x[t / 3] + t % 3 * n);
+                *sum = xi_dot16(*sum, v[i], x[t / 3] + t % 3 * (t < T - 1 ? n : end));
                 IN_PLACE(*sum);
             }
-        _Pragma("GCC unroll 4") for (int i = 0; 3 * i < T; i++) {
+        UN_UNROLL for (int i = 0; 3 * i < T; i++) {
             x[i] += 2;
             APART(x[i]);
         }
@@ -143,7 +152,7 @@ UN_INLINE void block_dot(const uint8_t *w, int64_t apart, const int16_t *q, int6
 /* out + s * scale * factor, of one token */
 UN_INLINE void accumulate(const uint8_t *block, const xi *s, float factor, float *out)
 {
-    _Pragma("GCC unroll 4") for (int p = 0; p < UN_PARTS; p++) {
+    UN_UNROLL for (int p = 0; p < UN_PARTS; p++) {
         xf f = xf_mul(xf_of_xi(s[p]), xf_load((const float *)block + p * UN_XL));
         float *to = out + p * UN_XL;
         xf_store(to, xf_fma(f, xf_set1(factor), xf_load(to)));
@@ -151,7 +160,7 @@ UN_INLINE void accumulate(const uint8_t *block, const xi *s, float factor, float
 }
 
 /* As blocks.h says, with the vectors of a group side by side: they share the activations. */
-UN_INLINE void tile(const un_dot *d, int first, const int G, const int T)
+UN_INLINE void tile(const un_dot *d, int first, int last, const int G, const int T)
 {
     const int64_t blocks = d->x.blocks, n = d->x.n, apart = d->group_bytes;
     const int16_t *q = (const int16_t *)d->x.q + first * n;
@@ -164,35 +173,38 @@ UN_INLINE void tile(const un_dot *d, int first, const int G, const int T)
         const uint8_t *block = d->group + b * BLOCK;
         xi s[WIDE * MOST * UN_PARTS];
         uint32_t rough = 0;
-        block_dot(block + SCALES, apart, q + 64 * b, n, G, T, s);
-        _Pragma("GCC unroll 2") for (int g = 0; g < G; g++)
-            _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
-                accumulate(block + g * apart, s + (g * T + t) * UN_PARTS, dx[t * blocks + b],
+        block_dot(block + SCALES, apart, q + 64 * b, n, G, T, last, s);
+        UN_UNROLL for (int g = 0; g < G; g++)
+            UN_UNROLL for (int t = 0; t < T; t++)
+                accumulate(block + g * apart, s + (g * T + t) * UN_PARTS,
+                           dx[row_of(t, T, last) * blocks + b],
                            out + (g * UN_MANY + t) * UN_LANES);
-        _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
-            rough |= un_bits_of(rest[t * blocks + b]);
+        UN_UNROLL for (int t = 0; t < T; t++)
+            rough |= un_bits_of(rest[row_of(t, T, last) * blocks + b]);
         if (rough) {
-            block_dot(block + SCALES, apart, q + 64 * b + 32, n, G, T, s);
-            _Pragma("GCC unroll 2") for (int g = 0; g < G; g++)
-                _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
-                    if (rest[t * blocks + b])
-                        accumulate(block + g * apart, s + (g * T + t) * UN_PARTS,
-                                   rest[t * blocks + b], out + (g * UN_MANY + t) * UN_LANES);
+            block_dot(block + SCALES, apart, q + 64 * b + 32, n, G, T, last, s);
+            UN_UNROLL for (int g = 0; g < G; g++)
+                UN_UNROLL for (int t = 0; t < T; t++) {
+                    float factor = rest[row_of(t, T, last) * blocks + b];
+                    if (factor)
+                        accumulate(block + g * apart, s + (g * T + t) * UN_PARTS, factor,
+                                   out + (g * UN_MANY + t) * UN_LANES);
+                }
         }
     }
 }
 
 UN_INLINE void tiles_of(const un_dot *d, const int G)
 {
-    int t = 0;
-    for (; t + MOST <= d->tokens; t += MOST)
-        tile(d, t, G, MOST);
-    if (t + 4 <= d->tokens && MOST > 4)
-        tile(d, t, G, 4), t += 4;
+    int t = 0, end = d->tokens - 1;
+    for (; t + MOST - SPARE <= d->tokens; t += MOST)
+        tile(d, t, end - t < MOST ? end - t : MOST - 1, G, MOST);
+    if (t + 3 <= d->tokens && MOST > 4)
+        tile(d, t, end - t < 4 ? end - t : 3, G, 4), t += 4;
     if (t + 2 <= d->tokens)
-        tile(d, t, G, 2), t += 2;
+        tile(d, t, 1, G, 2), t += 2;
     if (t < d->tokens)
-        tile(d, t, G, 1);
+        tile(d, t, 0, G, 1);
 }
 
 static void tiles(const un_dot *d, int groups)
@@ -234,7 +246,7 @@ UN_INLINE void float_tile(const un_dot *d, const float *w, int64_t b, int first,
             acc[t] = xf_load(out + t * UN_LANES);
         for (int k = 0; k < 32; k++) {
             xf row = xf_load(w + k * UN_LANES + part * UN_XL);
-            _Pragma("GCC unroll 16") for (int t = 0; t < T; t++)
+            UN_UNROLL for (int t = 0; t < T; t++)
                 acc[t] = xf_fma(row, xf_set1(x[t * d->x.n + k]), acc[t]);
         }
         for (int t = 0; t < T; t++)

@@ -1,4 +1,5 @@
-/* Activations as 16-bit integers or as floats, and the product of any packed weight with floats. */
+/* Activations as 16-bit integers or as floats, and the product of any packed weight with
+ * floats. */
 #ifndef UN_FLOATS_H
 #define UN_FLOATS_H
 
@@ -9,15 +10,15 @@
 enum { UN_MOST_W16 = 8191, UN_MOST_X16 = 8191 };
 _Static_assert(32LL * UN_MOST_W16 * (UN_MOST_X16 + 1) <= INT32_MAX, "a block leaves int32");
 
-/* To the nearest whole number, of |x| < 2^22: the sum with 1.5 * 2^23 rounds. Without a branch on
- * a value, as all here, so that compilers make vectors of it. */
+/* To the nearest whole number, of |x| < 2^22: the sum with 1.5 * 2^23 rounds. Without a branch
+ * on a value, as all here, so that compilers make vectors of it. */
 static inline int32_t un_nearest(float x)
 {
     return (int32_t)(un_bits_of(x + 12582912.0f) - 0x4b400000);
 }
 
-/* 32 floats as d * q, |q| <= most; returns 1 / d. Of a block that holds an infinity or a NaN d is
- * NaN; one of the smallest numbers only counts as zeros. */
+/* 32 floats as d * q, |q| <= most; returns 1 / d. Of a block that holds an infinity or a NaN d
+ * is NaN; one of the smallest numbers only counts as zeros. */
 static inline float un_quantise16(const float *x, int most, int16_t *q, float *d)
 {
     uint32_t largest = 0;
@@ -35,8 +36,8 @@ static inline float un_quantise16(const float *x, int most, int16_t *q, float *d
 }
 
 /* A block of activations: q[0 .. 31] times d and, where it is `rough`, q[32 .. 63] times `rest`
- * (else 0): what rounding left. Rough is a block in which rounding took more than a part in 2048
- * of what is there, since one value is much larger than the others. */
+ * (else 0): what rounding left. Rough is a block in which rounding took more than a part in
+ * 2048 of what is there, since one value is much larger than the others. */
 static inline void un_quantise_block16(const float *x, int16_t *q, float *d, float *rest)
 {
     const float fine = 2.0f * UN_MOST_X16;

@@ -146,7 +146,7 @@ static void q2_k_one(const uint8_t *from, int r, uint8_t *to)
     for (int b = 0; b < 8; b++) {
         memcpy(to + Q2_SCALES + b * S + 2 * r, from + 2 * b, 2);
         for (int k = 0; k < 32; k++)
-            un_put(to + Q2_TWOS + b * TWO, r, k, 2, two_of(from + 16, b, k));
+            un_put_bits(to + Q2_TWOS + b * TWO, r, k, 2, two_of(from + 16, b, k));
     }
 }
 
@@ -160,8 +160,8 @@ static void q3_k_one(const uint8_t *from, int r, uint8_t *to)
     }
     for (int b = 0; b < 8; b++)
         for (int k = 0; k < 32; k++) {
-            un_put(to + Q3_TWOS + b * TWO, r, k, 2, two_of(from + 32, b, k));
-            un_put(to + Q3_ONES + b * ONE, r, k, 1, from[k] >> b & 1);
+            un_put_bits(to + Q3_TWOS + b * TWO, r, k, 2, two_of(from + 32, b, k));
+            un_put_bits(to + Q3_ONES + b * ONE, r, k, 1, from[k] >> b & 1);
         }
 }
 
@@ -198,7 +198,7 @@ static void q5_k_one(const uint8_t *from, int r, uint8_t *to)
         for (int k = 0; k < 32; k++) {
             un_put4(to + Q4_FOURS + b * FOUR, r, k,
                     from[48 + b / 2 * 32 + k] >> b % 2 * 4 & 15);
-            un_put(to + Q5_ONES + b * ONE, r, k, 1, from[16 + k] >> b & 1);
+            un_put_bits(to + Q5_ONES + b * ONE, r, k, 1, from[16 + k] >> b & 1);
         }
 }
 
@@ -211,7 +211,7 @@ static void q6_k_one(const uint8_t *from, int r, uint8_t *to)
         for (int k = 0; k < 32; k++) {
             const uint8_t *low = from + b / 4 * 64 + b % 2 * 32;
             un_put4(to + Q6_FOURS + b * FOUR, r, k, low[k] >> b / 2 % 2 * 4 & 15);
-            un_put(to + Q6_TWOS + b * TWO, r, k, 2, two_of(from + 128, b, k));
+            un_put_bits(to + Q6_TWOS + b * TWO, r, k, 2, two_of(from + 128, b, k));
         }
 }
 

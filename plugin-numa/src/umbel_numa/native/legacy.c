@@ -74,7 +74,7 @@ static void pack(const char *rows, int64_t stride, int n, int64_t blocks, int ha
                 memcpy(to + 2 * r, from, 2);
             if (fifths) {
                 for (int k = 0; k < 32; k++)
-                    un_put(to, r, k, 1, from[k / 8] >> k % 8 & 1);
+                    un_put_bits(to, r, k, 1, from[k / 8] >> k % 8 & 1);
                 from += 4, to += FIFTHS;
             }
             for (int k = 0; k < 16; k++)

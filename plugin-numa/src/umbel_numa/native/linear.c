@@ -2,10 +2,11 @@
  *
  * linear: i[2] products with the same x; each has three tensors: packed weight (out, n), result
  * (N, out), what is added to it, (out) or (N, out), or the result itself where there is nothing
- * (bit p of i[5] says). i[0], i[1] are those of prepare; i[0] is -1 where each thread prepares the one row for
- * itself, then x, and with i[4] the weight of the norm, stand in front of the products. i[3] is
- * the operation of a gated linear unit, whose gate and up are the two products and whose result
- * is `out`; else -1. i[6], i[7] the sizes of x: N, n. */
+ * (bit p of i[5] says). i[0], i[1] are those of prepare; i[0] is -1 where each thread prepares
+ * the one row, which lies side by side, for itself: then x, and with i[4] the weight of the
+ * norm, stand in front of the products. i[3] is the operation of a gated linear unit, whose
+ * gate and up are the two products and whose result is `out`; else -1. i[6], i[7] the sizes of
+ * x: N, n. */
 #include "floats.h"
 #include "functions.h"
 #include "packed.h"
@@ -47,13 +48,13 @@ static void store(const layers *l, int p, int64_t row, int64_t t, const float *a
         to[i] = acc[i] + from[i];
 }
 
-/* acc (n tokens, 16 rows) of one or two groups from g on = group times the tokens from t on; the
- * second group's are UN_MANY tokens further on. */
+/* acc (n tokens, 16 rows) of one or two groups from g on = group times the tokens from t on;
+ * the second group's are UN_MANY tokens further on. */
 static void dot(const layers *l, const un_weight *w, int node, int64_t g, int groups, int64_t t,
                 int n, float *acc)
 {
-    un_dot d = {.group = un_group_of(w, node, 0, g), .group_bytes = w->group_bytes, .groups = groups,
-                .from = 0, .to = l->x.blocks, .tokens = n, .acc = acc};
+    un_dot d = {.group = un_group_of(w, node, 0, g), .group_bytes = w->group_bytes,
+                .groups = groups, .to = l->x.blocks, .tokens = n, .acc = acc};
     d.x = un_act_from(l->x, l->form, t);
     if (l->form == UN_ACT_F32)
         UN_(dot_floats)(w->format, &d);
@@ -123,15 +124,15 @@ static void all_products(const un_task *task, const layers *l)
 static int prepare_alone(const un_task *task, layers *l, int64_t n)
 {
     const un_step *step = task->step;
-    const un_tensor *x = un_in(task, 0), *norm = step->i[4] ? un_in(task, 1) : NULL;
-    size_t bytes = un_act_bytes(l->form, 1, n);
-    char *room = un_scratch_get(task, bytes + (size_t)(n + UN_LANES) * 4 + 64);
+    const float *x = (const float *)un_in(task, 0)->data;
+    const float *norm = step->i[4] ? (const float *)un_in(task, 1)->data : NULL;
+    int64_t bytes = un_whole(un_act_bytes(l->form, 1, n), 64);
+    char *room = un_scratch_get(task, (size_t)(bytes + (n + UN_LANES) * 4));
     if (!room)
         return 0;
     l->x = un_act_at(room, l->form, 1, n);
-    float *normed = (float *)(room + (bytes + 63) / 64 * 64);
-    UN_(prepare_row)(l->x, l->form, (const float *)x->data, norm ? (const float *)norm->data : NULL,
-                step->f[0], n, normed);
+    float *normed = (float *)(room + bytes);
+    UN_(prepare_row)(l->x, l->form, x, norm, step->f[0], n, normed);
     return 1;
 }
 

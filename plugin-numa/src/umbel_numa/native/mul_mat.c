@@ -1,68 +1,56 @@
 /* Products with packed weights that are stacks, or windows on the rows of one; linear.c has the
  * usual ones.
  *
- * mul_mat: in[0] packed weight (..., out, n), in[1] x (..., N, n) float, whose values were prepared
- * (prepare.c); i[0] where in the wdata of each node, i[1] the form (UN_ACT_*), i[2] the first of the
- * weight's rows, of all that are packed together. */
+ * mul_mat: in[0] packed weight (..., out, n), in[1] x (..., N, n) float, whose values were
+ * prepared (prepare.c); i[0] where in the wdata of each node, i[1] the form (UN_ACT_*), i[2]
+ * the first of the weight's rows, of all that are packed together. */
 #include "floats.h"
 #include "packed.h"
 
 /* A product of some rows of one packed matrix with tokens that lie together. */
 typedef struct {
-    const un_weight *w;
+    un_matrix m;
     un_act x;
     int form;
     int64_t tokens;
-    int64_t row, rows;      /* of the matrix */
-    int64_t matrix;
     char *out;              /* (tokens, rows) */
     int64_t out_stride;
 } product;
-
-/* The rows of group g that are wanted, of one token. */
-static void store(const product *p, int64_t g, int64_t t, const float *acc)
-{
-    int64_t first = g * UN_LANES, from = p->row > first ? p->row - first : 0;
-    int64_t end = p->row + p->rows - first, to = end < UN_LANES ? end : UN_LANES;
-    float *out = (float *)(p->out + t * p->out_stride) + first - p->row;
-    memcpy(out + from, acc + from, (size_t)(to - from) * 4);
-}
 
 /* One or two groups against up to UN_MANY tokens. */
 static void tile(const product *p, const uint8_t *group, int64_t g, int groups, int64_t t,
                  int n)
 {
+    const un_weight *w = p->m.w;
     _Alignas(64) float acc[2 * UN_MANY * UN_LANES];
-    un_dot d = {.group = group, .groups = groups, .group_bytes = p->w->group_bytes, .from = 0,
-                .to = p->x.blocks, .tokens = n, .acc = acc, .x = p->x};
+    un_dot d = {.group = group, .groups = groups, .group_bytes = w->group_bytes,
+                .to = p->x.blocks, .tokens = n, .acc = acc};
     d.x = un_act_from(p->x, p->form, t);
     if (p->form == UN_ACT_F32)
-        UN_(dot_floats)(p->w->format, &d);
+        UN_(dot_floats)(w->format, &d);
     else
-        p->w->format->dot(&d);
+        w->format->dot(&d);
     for (int i = 0; i < groups; i++)
         for (int k = 0; k < n; k++)
-            store(p, g + i, t + k, acc + (i * UN_MANY + k) * UN_LANES);
+            un_matrix_store(&p->m, g + i, acc + (i * UN_MANY + k) * UN_LANES,
+                            (float *)(p->out + (t + k) * p->out_stride));
 }
 
 /* The groups that fall to this thread, of those that its node holds. */
 static void multiply(const un_task *task, const product *p)
 {
-    const un_weight *w = p->w;
-    un_own own = un_own_of(task, w, p->matrix);
-    int64_t from = p->row / UN_LANES, to = (p->row + p->rows + UN_LANES - 1) / UN_LANES;
-    int64_t share_from, share_to;
-    from = from > own.from ? from : own.from;
-    to = to < own.to ? to : own.to;
+    const un_matrix *m = &p->m;
+    un_own own = un_own_of(task, m->w, m->index);
+    int64_t from = m->from > own.from ? m->from : own.from;
+    int64_t to = m->to < own.to ? m->to : own.to, share_from, share_to;
     if (from >= to)
         return;
     un_share(to - from, own.part, own.parts, &share_from, &share_to);
-    const int most = UN_MANY;
-    for (int64_t t = 0; t < p->tokens; t += most) {
-        int n = (int)(p->tokens - t < most ? p->tokens - t : most), groups;
+    for (int64_t t = 0; t < p->tokens; t += UN_MANY) {
+        int n = (int)(p->tokens - t < UN_MANY ? p->tokens - t : UN_MANY), groups;
         for (int64_t g = from + share_from; g < from + share_to; g += groups) {
             groups = g + 2 <= from + share_to ? 2 : 1;
-            tile(p, un_group_of(w, own.node, p->matrix, g), g, groups, t, n);
+            tile(p, un_group_of(m->w, own.node, m->index, g), g, groups, t, n);
         }
     }
 }
@@ -72,10 +60,8 @@ static void multiply_rows(const un_task *task, product p, int64_t t, int64_t row
 {
     const un_tensor *out = un_out(task);
     char *to = out->data + t * out->s[2];
-    for (int64_t done = 0; done < rows; done += p.rows) {
-        p.matrix = (row + done) / p.w->rows;
-        p.row = (row + done) % p.w->rows;
-        p.rows = rows - done < p.w->rows - p.row ? rows - done : p.w->rows - p.row;
+    for (int64_t done = 0; done < rows; done += p.m.rows) {
+        p.m = un_matrix_at(un_in(task, 0)->weight, row + done, rows - done);
         p.out = to + 4 * done;
         multiply(task, &p);
     }
@@ -84,11 +70,10 @@ static void multiply_rows(const un_task *task, product p, int64_t t, int64_t row
 void UN_(mul_mat)(const un_task *task)
 {
     const un_tensor *x = un_in(task, 1), *weight = un_in(task, 0), *out = un_out(task);
-    const un_weight *w = weight->weight;
     int64_t row = task->step->i[2], rows = weight->n[2], all = un_rows(x);
-    product p = {.w = w, .out_stride = out->s[2], .tokens = all, .form = (int)task->step->i[1]};
+    product p = {.out_stride = out->s[2], .tokens = all, .form = (int)task->step->i[1]};
     char *at = task->wdata[task->node] + task->step->i[0];
-    p.x = un_act_at(at, (int)task->step->i[1], all, x->n[3]);
+    p.x = un_act_at(at, p.form, all, x->n[3]);
     if (weight->n[0] * weight->n[1] <= 1) {
         multiply_rows(task, p, 0, row, rows);
         return;

@@ -8,9 +8,8 @@
 
 enum { ROOM = 16 }; /* floats between rows that are gathered */
 
-static inline __attribute__((always_inline)) void scaled(float *out, const float *x, float mean,
-                                                         float by, const float *weight,
-                                                         const float *bias, int64_t n)
+UN_INLINE void scaled(float *out, const float *x, float mean, float by, const float *weight,
+                      const float *bias, int64_t n)
 {
     xf less = xf_set1(mean), factor = xf_set1(by);
     int64_t j = 0;

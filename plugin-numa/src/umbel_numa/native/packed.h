@@ -12,20 +12,29 @@ typedef struct un_matrix {
     int64_t from, to; /* its groups, as the weight counts them */
 } un_matrix;
 
-/* Matrix m of a view whose first row is `row`, counted through all that are packed together. */
-static inline un_matrix un_matrix_of(const un_tensor *t, int64_t row, int64_t m)
+/* Rows from `first` on, counted through all that are packed together; at most `rows`, and those
+ * of one matrix. */
+static inline un_matrix un_matrix_at(const un_weight *w, int64_t first, int64_t rows)
 {
-    const un_weight *w = t->weight;
-    int64_t ahead = m / t->n[1] * t->s[0] + m % t->n[1] * t->s[1];
-    int64_t first = row + ahead / t->s[2];
-    un_matrix a = {.w = w, .index = first / w->rows, .row = first % w->rows, .rows = t->n[2]};
+    int64_t row = first % w->rows, left = w->rows - row;
+    un_matrix a = {.w = w, .index = first / w->rows, .row = row};
+    a.rows = rows < left ? rows : left;
     a.from = a.row / UN_LANES;
     a.to = (a.row + a.rows + UN_LANES - 1) / UN_LANES;
     return a;
 }
 
-/* Puts the lanes of group g that are rows of the matrix where they belong in a row of results. */
-static inline void un_matrix_store(const un_matrix *a, int64_t g, const float *lanes, float *out)
+/* Matrix m of a view whose first row is `row`. */
+static inline un_matrix un_matrix_of(const un_tensor *t, int64_t row, int64_t m)
+{
+    int64_t ahead = m / t->n[1] * t->s[0] + m % t->n[1] * t->s[1];
+    return un_matrix_at(t->weight, row + ahead / t->s[2], t->n[2]);
+}
+
+/* Puts the lanes of group g that are rows of the matrix where they belong in a row of
+ * results. */
+static inline void un_matrix_store(const un_matrix *a, int64_t g, const float *lanes,
+                                   float *out)
 {
     int64_t first = g * UN_LANES - a->row, from = first < 0 ? -first : 0;
     int64_t to = a->rows - first < UN_LANES ? a->rows - first : UN_LANES;

@@ -76,6 +76,22 @@ int un_pages_drop(void *addr, int64_t bytes)
     return madvise((void *)first, end - first, MADV_DONTNEED) == 0 ? 0 : -errno;
 }
 
+int64_t un_pages_absent(void *addr, int64_t bytes)
+{
+    enum { MANY = 4096 };
+    char there[MANY];
+    int64_t page = un_pages_size(), absent = 0;
+    uintptr_t end = up((uintptr_t)addr + (uintptr_t)bytes, page);
+    for (uintptr_t at = up((uintptr_t)addr, page); at < end; at += (uintptr_t)(MANY * page)) {
+        int64_t left = (int64_t)(end - at) / page, count = left < MANY ? left : MANY;
+        if (mincore((void *)at, (size_t)(count * page), (void *)there) < 0)
+            return -errno;
+        for (int64_t i = 0; i < count; i++)
+            absent += (there[i] & 1) == 0;
+    }
+    return absent * page;
+}
+
 #ifdef __linux__
 
 int un_pages_bind(void *addr, int64_t bytes, int node)

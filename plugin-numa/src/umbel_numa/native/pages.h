@@ -33,6 +33,10 @@ UN_API int un_pages_move(void *addr, int64_t bytes, int node);
  * and of those not in memory. */
 UN_API int un_pages_where(void *addr, int64_t bytes, int64_t *counts, int nodes);
 
+/* How many bytes of the range are not in memory: never touched, given back, or swapped out.
+ * No system refuses to tell; -errno where nothing is mapped. */
+UN_API int64_t un_pages_absent(void *addr, int64_t bytes);
+
 /* Gives whole pages inside a mapping of a file back: they are read again when used. Of
  * anonymous memory the content would be lost. */
 UN_API int un_pages_drop(void *addr, int64_t bytes);

@@ -20,19 +20,43 @@ UN_INLINE un_scales panel_scales(const uint8_t *group, int64_t b, int part)
                        .pair = xh_load(p->pair + 2 * UN_XL * part)};
 }
 
+/* The fields of un_type; a zero of 1 stands for any. */
 #define PANEL(NAME, ...) \
     void UN_(panel_##NAME)(const un_dot *d, const int32_t *start) \
     { \
         static const un_type type = {panel_vec, panel_scales, __VA_ARGS__, 0}; \
         UN_TO_ALL(type, d, start); \
     }
-UN_PANELS(PANEL)
+PANEL(nibbles, 1, 8, 1, UN_NO_MIN)
+PANEL(nibbles_min, 0, 8, 1, UN_MIN)
+PANEL(sixths, 1, 2, 2, UN_NO_MIN)
+PANEL(pairs, 0, 2, 1, UN_PAIR)
+
+/* Where sums of products have 32 bits at once it is the same how many make a run, and with an
+ * offset for signed weights these are as others. */
+#define ALIKE(NAME, OTHER) \
+    void UN_(panel_##NAME)(const un_dot *d, const int32_t *start) \
+    { \
+        UN_(panel_##OTHER)(d, start); \
+    }
+#if defined(UN_AVX2) && !defined(UN_AVXVNNI)
+PANEL(fifths, 1, 4, 1, UN_NO_MIN)
+PANEL(fifths_min, 0, 4, 1, UN_MIN)
+#else
+ALIKE(fifths, nibbles)
+ALIKE(fifths_min, nibbles_min)
+#endif
+#if defined(UN_AVX512) || defined(UN_AVXVNNI)
+ALIKE(signs, nibbles)
+#else
+PANEL(signs, 128, 1, 1, UN_NO_MIN)
+#endif
 
 /* What un_begin gives for `count` blocks of all tokens, where un_first asks for it. */
 static void begin(const un_type *k, const un_dot *d, int64_t b, int count, int32_t *start)
 {
     const int32_t zero = k->zero == 128 ? UN_DOT8_OFFSET : k->zero;
-    for (int t = 0; zero && t < d->tokens; t++, start += 2 * UN_CHUNK) {
+    for (int t = 0; zero && t < d->tokens; t++, start += 2 * UN_DEPTH) {
         const int16_t *sum = d->x.sum + 2 * (t * d->x.blocks + b);
         for (int i = 0; k->halves == 2 && i < 2 * count; i++)
             start[i] = UN_MAGIC - zero * sum[i];
@@ -43,14 +67,14 @@ static void begin(const un_type *k, const un_dot *d, int64_t b, int count, int32
 
 void UN_(many)(const un_type *k, un_unpacker *unpack, un_panel_dot *dot, const un_dot *d)
 {
-    _Alignas(64) un_panel panel[2][UN_CHUNK];
-    _Alignas(64) int32_t start[UN_MANY * 2 * UN_CHUNK];
+    _Alignas(64) un_panel panel[2][UN_DEPTH];
+    _Alignas(64) int32_t start[UN_MANY * 2 * UN_DEPTH];
     un_dot part = *d;
     part.group = (const uint8_t *)panel;
     part.group_bytes = sizeof panel[0];
     part.from = 0;
-    for (int64_t b = d->from; b < d->to; b += UN_CHUNK) {
-        int count = (int)(d->to - b < UN_CHUNK ? d->to - b : UN_CHUNK);
+    for (int64_t b = d->from; b < d->to; b += UN_DEPTH) {
+        int count = (int)(d->to - b < UN_DEPTH ? d->to - b : UN_DEPTH);
         for (int g = 0; g < d->groups; g++)
             for (int i = 0; i < count; i++)
                 unpack(d->group + g * d->group_bytes, b + i, &panel[g][i]);

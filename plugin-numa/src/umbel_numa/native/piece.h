@@ -54,7 +54,7 @@ typedef struct {
 
 enum { FEW = 8 }; /* rows for which keys need not be turned */
 
-static int64_t whole(int64_t n) { return (n + UN_LANES - 1) / UN_LANES * UN_LANES; }
+static int64_t whole(int64_t n) { return un_whole(n, UN_LANES); }
 
 static int64_t rest(int64_t n, int64_t most) { return n < most ? n : most; }
 
@@ -95,7 +95,8 @@ static int direct(const source *x)
 }
 
 /* What the KV head at work has in the n rows that were found. Few rows of queries have it read
- * where it lies, if that is possible, others as floats `stride` apart. */
+ * where it lies, if that is possible, others as floats `stride` apart; what fills a row up is
+ * zeros, since keys and values of other sizes lay there before. */
 static void fetch(const source *x, piece *w, int64_t n, int64_t stride)
 {
     int64_t at = w->kv * x->in_row, offset = w->kv * x->head;
@@ -110,11 +111,13 @@ static void fetch(const source *x, piece *w, int64_t n, int64_t stride)
         const char *row = w->row[k] + offset;
         float *out = w->fetched + k * stride;
         if (x->type == UN_F16 && x->step == 2)
-            un_halves((const uint16_t *)row + at, x->size, out);
+            un_halves(UN_F16, (const uint16_t *)row + at, x->size, out);
         else if (x->type == UN_Q8_0 && (at | x->size) % 32 == 0)
             un_q8_blocks(row + bytes_of(x, at), x->size, out);
         else
             un_values(row, x->type, x->step, at, x->size, out);
+        for (int64_t d = x->size; d < stride; d++)
+            out[d] = 0;
     }
 }
 

@@ -14,7 +14,7 @@
 static inline int un_at(int r, int k) { return k / 4 * 4 * UN_LANES + 4 * r + k % 4; }
 
 /* Puts `value` of 1 or 2 `bits` in the place of value k of row r, where zeros were. */
-static inline void un_put(uint8_t *p, int r, int k, int bits, int value)
+static inline void un_put_bits(uint8_t *p, int r, int k, int bits, int value)
 {
     int per = 8 / bits, j = k / 4;
     p[j / per * 4 * UN_LANES + 4 * r + k % 4] |= (uint8_t)(value << bits * (j % per));

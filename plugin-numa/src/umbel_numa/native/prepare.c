@@ -1,8 +1,8 @@
 /* Activations as products with packed weights want them, normed before where a norm is fused.
  *
- * prepare: in[0] x (..., N, n) float, in[1] the weight of an rms_norm before it, when i[2]; i[0]
- * where in the wdata of each node, i[1] the form (UN_ACT_*), f[0] eps. Each node's threads make a
- * copy of their own. */
+ * prepare: in[0] x (..., N, n) float, in[1] the weight of an rms_norm before it, when i[2];
+ * i[0] where in the wdata of each node, i[1] the form (UN_ACT_*), f[0] eps. Each node's threads
+ * make a copy of their own. */
 #include "floats.h"
 #include "functions.h"
 #include "packed.h"
@@ -65,7 +65,8 @@ void UN_(prepare_row)(un_act to, int form, const float *x, const float *norm, fl
 void UN_(prepare)(const un_task *task)
 {
     const un_step *step = task->step;
-    const un_tensor *x = un_in(task, 0), *norm = step->i[2] ? un_in(task, 1) : NULL;
+    const un_tensor *x = un_in(task, 0);
+    const float *norm = step->i[2] ? (const float *)un_in(task, 1)->data : NULL;
     int form = (int)step->i[1];
     int64_t rows = un_rows(x), n = x->n[3], from, to;
     un_act a = un_act_at(task->wdata[task->node] + step->i[0], form, rows, n);
@@ -76,10 +77,10 @@ void UN_(prepare)(const un_task *task)
     if (!line)
         return;
     for (int64_t t = from; t < to; t++) {
-        const char *row = un_row(x, t);
-        for (int64_t k = 0; x->s[3] != 4 && k < n; k++)
-            memcpy(&line[k], row + k * x->s[3], 4);
-        UN_(prepare_row)(un_act_from(a, form, t), form, x->s[3] == 4 ? (const float *)row : line,
-                    norm ? (const float *)norm->data : NULL, step->f[0], n, room);
+        const char *at = un_row(x, t);
+        const float *row = x->s[3] == 4 ? (const float *)at : line;
+        for (int64_t k = 0; row == line && k < n; k++)
+            memcpy(&line[k], at + k * x->s[3], 4);
+        UN_(prepare_row)(un_act_from(a, form, t), form, row, norm, step->f[0], n, room);
     }
 }

@@ -24,13 +24,11 @@ static inline un_act un_act_at(char *at, int form, int64_t rows, int64_t n)
 }
 
 /* Bytes of those. */
-static inline size_t un_act_bytes(int form, int64_t rows, int64_t n)
+static inline int64_t un_act_bytes(int form, int64_t rows, int64_t n)
 {
     un_act a = un_act_at(NULL, form, rows, n);
-    return (size_t)(rows * (a.n * un_width(form) + 12 * a.blocks));
+    return rows * (a.n * un_width(form) + 12 * a.blocks);
 }
-
-static inline int64_t un_rows(const un_tensor *x) { return x->n[0] * x->n[1] * x->n[2]; }
 
 /* Row t of x, counted through all axes but the last. */
 static inline const char *un_row(const un_tensor *x, int64_t t)

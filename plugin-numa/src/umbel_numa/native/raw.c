@@ -1,9 +1,10 @@
-/* Rows as floats: of plain types with any strides, of q8_0, and of the types that have no packed
- * layout, block by block. The values are, bit for bit, those of the gguf package: the same
- * factors, multiplied in the same order. The package's grids are handed over at run time.
+/* Rows as floats: of plain types with any strides, of q8_0, and of the types that have no
+ * packed layout, block by block. The values are, bit for bit, those of the gguf package: the
+ * same factors, multiplied in the same order. The package's grids are handed over at run time.
  *
  * Types that have a packed layout are read here only where there was no memory for it. */
 #include "rawrows.h"
+#include "rows.h"
 
 static uint16_t u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 static uint32_t u32(const uint8_t *p) { return u16(p) | (uint32_t)u16(p + 2) << 16; }
@@ -28,7 +29,8 @@ static void iq2_xxs(const uint8_t *p, const int8_t *grid, float *out)
         const uint8_t *q = p + 2 + g / 4 * 8;
         uint32_t rest = u32(q + 4);
         float scale = d * (0.5f + (float)(rest >> 28)) * 0.25f;
-        signed_grid(scale, grid + 8 * q[g % 4], signs8(rest >> g % 4 * 7 & 127), 8, out + 8 * g);
+        unsigned minus = signs8(rest >> g % 4 * 7 & 127);
+        signed_grid(scale, grid + 8 * q[g % 4], minus, 8, out + 8 * g);
     }
 }
 
@@ -86,7 +88,8 @@ static void iq1_s(const uint8_t *p, const int8_t *grid, float *out)
     for (int g = 0; g < 32; g++) {
         unsigned high = u16(p + 34 + g / 4 * 2);
         unsigned q = p[2 + g] | (high >> g % 4 * 3 & 7) << 8;
-        moved_grid(d * (float)(2 * (high >> 12 & 7) + 1), grid + 8 * q, high >> 15, out + 8 * g);
+        float scale = d * (float)(2 * (high >> 12 & 7) + 1);
+        moved_grid(scale, grid + 8 * q, high >> 15, out + 8 * g);
     }
 }
 
@@ -150,9 +153,7 @@ static void nvfp4(const uint8_t *p, const int8_t *values, float *out)
 
 static void q8_0(const uint8_t *p, const int8_t *grid, float *out)
 {
-    float d = un_half(u16(p));
-    for (int k = 0; k < 32; k++)
-        out[k] = d * (float)(int8_t)p[2 + k];
+    un_q8_blocks((const char *)p, 32, out);
 }
 
 typedef void decoder(const uint8_t *block, const int8_t *table, float *out);
@@ -165,27 +166,6 @@ static const struct {
     [19] = {iq1_s, 256},  [21] = {iq3_s, 256},   [22] = {iq2_s, 256},  [29] = {iq1_m, 256},
     [34] = {tq1_0, 256},  [35] = {tq2_0, 256},   [40] = {nvfp4, 64},
 };
-
-static float plain(int type, const char *p)
-{
-    float x;
-    uint16_t h;
-    if (type == UN_F32) {
-        memcpy(&x, p, 4);
-        return x;
-    }
-    memcpy(&h, p, 2);
-    return type == UN_F16 ? un_half(h) : un_bf16(h);
-}
-
-/* Float16 or bfloat16 that lie close together. */
-static int64_t halves(int type, const uint16_t *p, int64_t n, float *out)
-{
-    int64_t k = 0;
-    for (; k + UN_XL <= n; k += UN_XL)
-        xf_store(out + k, type == UN_F16 ? xf_load_half(p + k) : xf_load_bf16(p + k));
-    return k;
-}
 
 enum { GROUP = 16 * 256 }; /* more than a block of 16 rows takes, of any type */
 extern const un_kernels UN_(kernels);
@@ -206,19 +186,15 @@ static void packed_blocks(int type, const char *row, int64_t stride, int64_t n, 
 
 void UN_(row_floats)(int type, const char *row, int64_t stride, int64_t n, float *out)
 {
-    if (type != UN_F32 && type != UN_F16 && type != UN_BF16) {
-        if (!decoders[type].decode) {
-            packed_blocks(type, row, stride, n, out);
-            return;
-        }
-        int values = decoders[type].values;
-        for (int64_t k = 0; k < n; k += values, row += stride)
-            decoders[type].decode((const uint8_t *)row, un_tables[type], out + k);
+    if (type == UN_F32 || type == UN_F16 || type == UN_BF16) {
+        un_values(row, type, stride, 0, n, out);
         return;
     }
-    int64_t k = 0;
-    if (type != UN_F32 && stride == 2)
-        k = halves(type, (const uint16_t *)row, n, out);
-    for (; k < n; k++)
-        out[k] = plain(type, row + k * stride);
+    if (!decoders[type].decode) {
+        packed_blocks(type, row, stride, n, out);
+        return;
+    }
+    int values = decoders[type].values;
+    for (int64_t k = 0; k < n; k += values, row += stride)
+        decoders[type].decode((const uint8_t *)row, un_tables[type], out + k);
 }

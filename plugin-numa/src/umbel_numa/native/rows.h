@@ -6,14 +6,14 @@
 
 enum { UN_Q8_BYTES = 34 }; /* of a block of 32: a float16 scale and 32 int8 */
 
-/* n halves side by side */
-static inline void un_halves(const uint16_t *p, int64_t n, float *out)
+/* n float16 or bfloat16 side by side */
+static inline void un_halves(int type, const uint16_t *p, int64_t n, float *out)
 {
     int64_t k = 0;
     for (; k + UN_XL <= n; k += UN_XL)
-        xf_store(out + k, xf_load_half(p + k));
+        xf_store(out + k, type == UN_F16 ? xf_load_half(p + k) : xf_load_bf16(p + k));
     for (; k < n; k++)
-        out[k] = un_half(p[k]);
+        out[k] = type == UN_F16 ? un_half(p[k]) : un_bf16(p[k]);
 }
 
 static inline float un_scale(const uint8_t *p)
@@ -60,8 +60,8 @@ static inline void un_values(const char *row, int type, int64_t step, int64_t fr
     const char *p = row + from * step;
     if (type == UN_Q8_0)
         un_q8_values(row, from, n, out);
-    else if (type == UN_F16 && step == 2)
-        un_halves((const uint16_t *)p, n, out);
+    else if (type != UN_F32 && step == 2)
+        un_halves(type, (const uint16_t *)p, n, out);
     else if (type == UN_F32 && step == 4)
         memcpy(out, p, (size_t)n * 4);
     else if (type == UN_F32)

@@ -1,5 +1,5 @@
-/* Engines and programs: what Python calls. An engine is a pool of threads with the kernels of one
- * instruction set; a program is a split of a graph as steps. */
+/* Engines and programs: what Python calls. An engine is a pool of threads with the kernels of
+ * one instruction set; a program is a split of a graph as steps. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,7 +164,8 @@ UN_API un_program *un_program_new(const un_engine *e, const un_step *steps, int3
     return p;
 }
 
-/* Room for the times of each step (two numbers each, see un_program), which runs then add to. */
+/* Room for the times of each step (two numbers each, see un_program), which runs then add
+ * to. */
 UN_API uint64_t *un_program_times(un_program *p)
 {
     if (!p->times)
@@ -229,8 +230,8 @@ static void work(void *arg, int thread)
     }
 }
 
-/* UN_OK, why it ended before its end, or -errno: in the child of a fork threads are started anew,
- * and could not be. */
+/* UN_OK, why it ended before its end, or -errno: in the child of a fork threads are started
+ * anew, and could not be. */
 UN_API int un_run(un_engine *e, un_program *p, int threads)
 {
     run r = {e, p, threads};

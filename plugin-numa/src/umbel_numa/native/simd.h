@@ -1,9 +1,10 @@
 /* Vectors of UN_XL lanes, the same names for every instruction set.
  *
- * xf: floats, xi: int32, xb: 4 bytes for each lane (the weights of 4 neighbours in k), xh: 2 int16
- * for each lane. Kernels whose lanes are rows give the same bits on every instruction set; sums
- * over lanes are made of 16 partial sums (un_sum16) for the same reason. What xi_round makes of
- * NaN, and of what int32 does not hold, differs: no result may depend on it. */
+ * xf: floats, xi: int32, xb: 4 bytes for each lane (the weights of 4 neighbours in k), xh: 2
+ * int16 for each lane. Kernels whose lanes are rows give the same bits on every instruction
+ * set; sums over lanes are made of 16 partial sums (un_sum16) for the same reason. What
+ * xi_round makes of NaN, and of what int32 does not hold, differs: no result may depend on
+ * it. */
 #ifndef UN_SIMD_H
 #define UN_SIMD_H
 
@@ -26,6 +27,13 @@ static inline uint16_t un_to_half(float x);   /* to the nearest, ties to even */
 #endif
 
 enum { UN_PARTS = UN_LANES / UN_XL }; /* vectors that a group of 16 lanes fills */
+
+/* A loop of at most 16, whose vectors are to stay in registers. In plain C they are none. */
+#if defined(UN_AVX512) || defined(UN_AVX2) || defined(UN_NEON)
+#define UN_UNROLL _Pragma("GCC unroll 16")
+#else
+#define UN_UNROLL
+#endif
 
 static inline float un_bits(uint32_t u)
 {

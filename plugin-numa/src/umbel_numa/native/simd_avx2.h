@@ -139,7 +139,8 @@ static inline xb xb_and(xb a, xb b) { return _mm256_and_si256(a, b); }
 static inline xb xb_or(xb a, xb b) { return _mm256_or_si256(a, b); }
 static inline xb xb_xor(xb a, xb b) { return _mm256_xor_si256(a, b); }
 /* each byte shifted by n bits */
-#define xb_shr(v, n) _mm256_and_si256(_mm256_srli_epi16((v), (n)), xb_set1((uint8_t)(0xff >> (n))))
+#define xb_shr(v, n) \
+    _mm256_and_si256(_mm256_srli_epi16((v), (n)), xb_set1((uint8_t)(0xff >> (n))))
 #define xb_shl(v, n) \
     _mm256_and_si256(_mm256_slli_epi16((v), (n)), xb_set1((uint8_t)(0xff << (n))))
 static inline xb xb_low4(xb v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
@@ -154,42 +155,23 @@ static inline xb xb_lookup(const uint8_t *table, xb v)
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), v);
 }
 
-/* Products as simd_avx512.h says. Two products of bytes are added in 16 bits, which weights of at
- * most 127 cannot leave; of signed weights the sign goes to the activations. */
+/* Products as simd_avx512.h says. Without AVX-VNNI two products of bytes are added in 16 bits,
+ * which weights of at most 127 cannot leave (of weights up to 15 there may be 8 in a run, up to
+ * 31 4, up to 64 2, else 1); of signed weights the sign goes to the activations. */
 static inline int32_t un_four(const int8_t *x)
 {
     int32_t v;
     memcpy(&v, x, 4);
     return v;
 }
-static inline xi xi_dot(xi acc, xb w, const int8_t *x)
-{
-    __m256i v = _mm256_set1_epi32(un_four(x));
-#ifdef UN_AVXVNNI
-    return _mm256_dpbusd_avx_epi32(acc, w, v);
-#else
-    __m256i pairs = _mm256_maddubs_epi16(w, v);
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
-}
-static inline xi xi_dot8(xi acc, xb w, const int8_t *x)
-{
-#ifdef UN_AVXVNNI
-    return xi_dot(acc, w, x);
-#else
-    __m256i v = _mm256_set1_epi32(un_four(x)), s = xb_xor(w, xb_set1(128));
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(v, s));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
-}
-
-/* A run of such products whose sum goes to acc at its end. Without AVX-VNNI it has 16 bits for
- * two of them: of weights up to 15 there may be 8 in a run, up to 31 4, up to 64 2, else 1. */
 typedef xi xs;
 #ifdef UN_AVXVNNI
 static inline xs xs_begin(xi acc) { return acc; }
-static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
-static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xs xs_dot(xs s, xb w, const int8_t *x)
+{
+    return _mm256_dpbusd_avx_epi32(s, w, _mm256_set1_epi32(un_four(x)));
+}
+static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xs_dot(s, w, x); }
 static inline xi xs_end(xi acc, xs s) { return s; }
 #else
 static inline xs xs_begin(xi acc) { return xi_zero(); }

@@ -122,7 +122,8 @@ static inline xb xb_and(xb a, xb b) { return _mm512_and_si512(a, b); }
 static inline xb xb_or(xb a, xb b) { return _mm512_or_si512(a, b); }
 static inline xb xb_xor(xb a, xb b) { return _mm512_xor_si512(a, b); }
 /* each byte shifted by n bits */
-#define xb_shr(v, n) _mm512_and_si512(_mm512_srli_epi16((v), (n)), xb_set1((uint8_t)(0xff >> (n))))
+#define xb_shr(v, n) \
+    _mm512_and_si512(_mm512_srli_epi16((v), (n)), xb_set1((uint8_t)(0xff >> (n))))
 #define xb_shl(v, n) \
     _mm512_and_si512(_mm512_slli_epi16((v), (n)), xb_set1((uint8_t)(0xff << (n))))
 static inline xb xb_low4(xb v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
@@ -137,27 +138,23 @@ static inline xb xb_lookup(const uint8_t *table, xb v)
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), v);
 }
 
-/* acc + the product of each lane's 4 weights with the 4 values at x. Of xi_dot weights are at
- * most 127, of xi_dot8 they are the signed weights + 128, where acc begins with the sum of the
- * x times -UN_DOT8_OFFSET. */
+/* A run of products whose sum goes to acc at its end: of each lane's 4 weights with the 4
+ * values at x. Of xs_dot weights are at most 127, of xs_dot8 they are the signed weights + 128,
+ * where acc begins with the sum of the x times -UN_DOT8_OFFSET. On other processors a run has
+ * 16 bits for two products, in which as many fit as the weights allow. */
 static inline int32_t un_four(const int8_t *x)
 {
     int32_t v;
     memcpy(&v, x, 4);
     return v;
 }
-static inline xi xi_dot(xi acc, xb w, const int8_t *x)
-{
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(un_four(x)));
-}
-static inline xi xi_dot8(xi acc, xb w, const int8_t *x) { return xi_dot(acc, w, x); }
-
-/* A run of such products whose sum goes to acc at its end. On other processors it has 16 bits
- * for two of them, in which as many fit as the weights allow. */
 typedef xi xs;
 static inline xs xs_begin(xi acc) { return acc; }
-static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
-static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xs xs_dot(xs s, xb w, const int8_t *x)
+{
+    return _mm512_dpbusd_epi32(s, w, _mm512_set1_epi32(un_four(x)));
+}
+static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xs_dot(s, w, x); }
 static inline xi xs_end(xi acc, xs s) { return s; }
 
 /* acc + the product of each lane's 2 weights with the 2 values at x */

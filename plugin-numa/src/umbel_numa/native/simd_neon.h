@@ -133,19 +133,16 @@ static inline xb xb_lookup(const uint8_t *table, xb v)
 }
 
 /* Products as simd_avx512.h says. */
-static inline xi xi_dot(xi acc, xb w, const int8_t *x)
-{
-    return vdotq_s32(acc, vreinterpretq_s8_u8(w), vreinterpretq_s8_s32(xi_set1(un_four(x))));
-}
-static inline xi xi_dot8(xi acc, xb w, const int8_t *x)
-{
-    return xi_dot(acc, xb_xor(w, xb_set1(128)), x);
-}
-
-typedef xi xs; /* a run of such products */
+typedef xi xs;
 static inline xs xs_begin(xi acc) { return acc; }
-static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
-static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xs xs_dot(xs s, xb w, const int8_t *x)
+{
+    return vdotq_s32(s, vreinterpretq_s8_u8(w), vreinterpretq_s8_s32(xi_set1(un_four(x))));
+}
+static inline xs xs_dot8(xs s, xb w, const int8_t *x)
+{
+    return xs_dot(s, xb_xor(w, xb_set1(128)), x);
+}
 static inline xi xs_end(xi acc, xs s) { return s; }
 
 /* acc + the product of each lane's 2 weights with the 2 values at x */

@@ -148,24 +148,22 @@ static inline xb xb_mul16(xb a, xb b)
 static inline xb xb_lookup(const uint8_t *table, xb a) { UN_EACH(xb, 64, table[a.v[i] & 15]); }
 
 /* Products as simd_avx512.h says. */
-static inline xi xi_dot(xi acc, xb w, const int8_t *x)
-{
-    for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 4; k++)
-            acc.v[i] += w.v[4 * i + k] * x[k];
-    return acc;
-}
-static inline xi xi_dot8(xi acc, xb w, const int8_t *x)
-{
-    for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 4; k++)
-            acc.v[i] += (w.v[4 * i + k] - 128) * x[k];
-    return acc;
-}
-typedef xi xs; /* a run of such products */
+typedef xi xs;
 static inline xs xs_begin(xi acc) { return acc; }
-static inline xs xs_dot(xs s, xb w, const int8_t *x) { return xi_dot(s, w, x); }
-static inline xs xs_dot8(xs s, xb w, const int8_t *x) { return xi_dot8(s, w, x); }
+static inline xs xs_dot(xs s, xb w, const int8_t *x)
+{
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 4; k++)
+            s.v[i] += w.v[4 * i + k] * x[k];
+    return s;
+}
+static inline xs xs_dot8(xs s, xb w, const int8_t *x)
+{
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 4; k++)
+            s.v[i] += (w.v[4 * i + k] - 128) * x[k];
+    return s;
+}
 static inline xi xs_end(xi acc, xs s) { return s; }
 static inline xh xh_of_xi(xi a)
 {

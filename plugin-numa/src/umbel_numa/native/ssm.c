@@ -62,7 +62,7 @@ typedef struct {
 } conv;
 
 /* A few tokens: one channel after the other. */
-static inline __attribute__((always_inline)) void conv_short(const conv *c, const int64_t taps)
+UN_INLINE void conv_short(const conv *c, const int64_t taps)
 {
     for (int i = 0; i < c->m; i++)
         for (int64_t t = 0; t < c->tokens; t++) {
@@ -264,22 +264,18 @@ static const char *tile_values(const scan *s, const un_tensor *b, int64_t first,
 }
 
 /* The states n .. n + count of all lanes through the tokens of a tile. */
-static inline __attribute__((always_inline)) void through(const scan *s, int64_t n,
-                                                          const int count, int64_t tokens,
-                                                          const int own)
+UN_INLINE void through(const scan *s, int64_t n, const int count, int64_t tokens, const int own)
 {
     const int group = count < TOGETHER ? count : TOGETHER;
     xf h[STATES];
-#pragma GCC unroll 16
-    for (int i = 0; i < count; i++)
+    UN_UNROLL for (int i = 0; i < count; i++)
         h[i] = xf_load(s->h + (n + i) * UN_XL);
     for (int64_t t = 0; t < tokens; t++) {
         const float *b = (const float *)(s->tile_b + t * s->b_token) + n;
         const float *c = (const float *)(s->tile_c + t * s->c_token) + n;
         xf dx = xf_load(s->dx + t * UN_XL), y = xf_load(s->y + t * UN_XL), sum = y;
         xf decay = xf_load(s->decay + t * UN_XL);
-#pragma GCC unroll 16
-        for (int i = 0; i < count; i++) {
+        UN_UNROLL for (int i = 0; i < count; i++) {
             xf by = own ? xf_exp(xf_mul(decay, xf_load(s->decays + (n + i) * UN_XL))) : decay;
             h[i] = xf_fma(h[i], by, xf_mul(dx, xf_set1(b[i])));
             xf value = xf_set1(c[i]);
@@ -289,13 +285,11 @@ static inline __attribute__((always_inline)) void through(const scan *s, int64_t
         }
         xf_store(s->y + t * UN_XL, y);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < count; i++)
+    UN_UNROLL for (int i = 0; i < count; i++)
         xf_store(s->h + (n + i) * UN_XL, h[i]);
 }
 
-static inline __attribute__((always_inline)) void all_states(const scan *s, int64_t tokens,
-                                                             const int own)
+UN_INLINE void all_states(const scan *s, int64_t tokens, const int own)
 {
     int64_t n = 0;
     for (; n + STATES <= s->n; n += STATES)

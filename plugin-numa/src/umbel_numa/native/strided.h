@@ -144,8 +144,6 @@ static inline int un_lies_like(const un_tensor *t, const un_tensor *out)
     return !memcmp(t->n, out->n, sizeof t->n) && !memcmp(t->s, out->s, sizeof t->s);
 }
 
-static inline int64_t un_rows(const un_tensor *t) { return t->n[0] * t->n[1] * t->n[2]; }
-
 /* The rows of this thread; where there are fewer than threads, the first ones take one each. */
 static inline void un_share_rows(const un_task *task, int64_t rows, int64_t *from, int64_t *to)
 {
@@ -162,8 +160,7 @@ static inline void un_share_rows(const un_task *task, int64_t rows, int64_t *fro
  * is left, and those are added as un_sum16 does. */
 enum { UN_CHAINS = 4 };
 
-static inline __attribute__((always_inline)) float un_row_sum(const float *x, int64_t n,
-                                                              float mean, const int squares)
+UN_INLINE float un_row_sum(const float *x, int64_t n, float mean, const int squares)
 {
     float part[UN_LANES] = {0}, rest[UN_LANES] = {0};
     xf acc[UN_CHAINS * UN_PARTS], less = xf_set1(mean);
@@ -172,8 +169,7 @@ static inline __attribute__((always_inline)) float un_row_sum(const float *x, in
     for (int v = 0; v < vectors; v++)
         acc[v] = xf_zero();
     for (; j + step <= n; j += step) {
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) {
+        UN_UNROLL for (int v = 0; v < vectors; v++) {
             xf d = xf_sub(xf_load(x + j + v * UN_XL), less);
             acc[v] = squares ? xf_fma(d, d, acc[v]) : xf_add(acc[v], d);
         }

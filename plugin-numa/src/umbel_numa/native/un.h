@@ -1,10 +1,12 @@
-/* What the parts of the engine share: tensors, packed weights, steps, and what a kernel is given.
+/* What the parts of the engine share: tensors, packed weights, steps, and what a kernel is
+ * given.
  *
  * A program is a flat array of steps; every address and stride in it is known before it runs.
  * Every thread goes through all steps; a kernel computes the part of its step that falls to its
  * thread, and between steps that depend on each other all threads meet (`barrier`).
  *
- * Kernel files are compiled once for each instruction set; UN_(name) gives a name its suffix. */
+ * Kernel files are compiled once for each instruction set; UN_(name) gives a name its
+ * suffix. */
 #ifndef UN_H
 #define UN_H
 
@@ -14,6 +16,8 @@
 #ifndef UN_API
 #define UN_API __attribute__((visibility("default")))
 #endif
+
+#define UN_INLINE static inline __attribute__((always_inline))
 
 #define UN_JOIN2(a, b) a##_##b
 #define UN_JOIN(a, b) UN_JOIN2(a, b)
@@ -127,6 +131,12 @@ static inline const un_tensor *un_in(const un_task *t, int i)
     return i < t->step->inputs ? &t->tensors[t->step->in[i]] : NULL;
 }
 
+/* All axes but the last as one. */
+static inline int64_t un_rows(const un_tensor *t) { return t->n[0] * t->n[1] * t->n[2]; }
+
+/* n filled up to a multiple of `unit`. */
+static inline int64_t un_whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
 /* The part of n pieces that falls to `part` of `parts`: [*from, *to). */
 static inline void un_share(int64_t n, int64_t part, int64_t parts, int64_t *from, int64_t *to)
 {
@@ -134,10 +144,11 @@ static inline void un_share(int64_t n, int64_t part, int64_t parts, int64_t *fro
     *to = n * (part + 1) / parts;
 }
 
-/* What a format's kernel is given: one group of 16 rows against up to UN_TILE tokens, over the
- * blocks of 32 values from <= b < to. Sums go to acc[t * 16 + lane]; they begin at zero, or
- * with what is there when `more`. Token t is row t of x. For UN_ACT_I8 there are up to UN_MANY
- * tokens and two groups, `group_bytes` apart; the second's sums begin at acc[UN_MANY * 16]. */
+/* What a format's kernel is given: one or two groups of 16 rows, `group_bytes` apart, against
+ * up to UN_MANY tokens, over the blocks of 32 values from <= b < to. Sums go to
+ * acc[t * 16 + lane], the second group's to acc[(UN_MANY + t) * 16 + lane]; they begin at zero,
+ * or with what is there when `more`. Token t is row t of x. Where tokens are no multiple of 8,
+ * sums behind the last may be written to. */
 typedef struct un_dot {
     const uint8_t *group;
     int64_t group_bytes;
