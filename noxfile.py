@@ -14,7 +14,8 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2024.4"
-nox.options.sessions = ["lint", "types", "core", "real", "docs", "native", "kit", "isolation"]
+nox.options.sessions = ["lint", "types", "core", "real", "docs", "native", "cann", "kit"]
+nox.options.sessions += ["isolation"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parent
 # the core, with the extras that its tests use, and what tests it
 KIT = ("-e", "./core[completion,convert,grammar,quantize]", "-e", "./plugins")
 NUMA = "./plugin-numa"
+CANN = "./plugin-cann"
+CHIPS = ("310B", "310P", "910B")  # that its simulator has
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
@@ -39,6 +42,7 @@ ENVIRONMENTS = {  # the names of folders in .nox, and what each install command 
         (*TESTING, *CHECKING, *KIT, "-e", TOY, "-e", RELU_SQR),
         ("--no-deps", NUMA),
     ),
+    "cann": ((*TESTING, *KIT, "-e", RELU_SQR, "-e", CANN), ("--no-deps", f"{CANN}/simulator")),
 }
 BESIDE = ("-n", "auto", "--dist", "worksteal")  # tests run beside each other
 USUAL = "not isolation and not demo"
@@ -78,7 +82,7 @@ def lint(session: nox.Session) -> None:
     run = environment(session, "checks")
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
-    run("lint-imports", PYTHONPATH="plugin-numa/src")
+    run("lint-imports", PYTHONPATH=os.pathsep.join(("plugin-numa/src", f"{CANN}/src")))
     run("python", "tests/budget.py")
 
 
@@ -86,6 +90,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Types of all distributions, strict."""
     sources = ("core/src", "plugins/src/umbel_kit", "plugin-numa/src")
+    sources += (f"{CANN}/src", f"{CANN}/simulator/src")
     examples = (f"{TOY}/src", f"{RELU_SQR}/src")
     environment(session, "checks")("mypy", *sources, *examples)
 
@@ -128,6 +133,16 @@ def native(session: nox.Session) -> None:
     run("pytest", "plugin-numa/tests", *BESIDE, *session.posargs)
     for kernels in str(run("python", "-c", KERNELS, silent=True)).split():
         conformance(run, "numa", UMBEL_NUMA_KERNELS=kernels)
+
+
+@nox.session(venv_backend="none")
+def cann(session: nox.Session) -> None:
+    """The backend for Ascend NPUs and its simulator; the conformance suite on each chip."""
+    run = environment(session, "cann")
+    tests = ("pytest", f"{CANN}/tests", f"{CANN}/simulator/tests")
+    run(*tests, *BESIDE, *session.posargs)
+    for chip in CHIPS:
+        conformance(run, "cann", UMBEL_CANN_SIMULATOR=chip)
 
 
 @nox.session(venv_backend="none")

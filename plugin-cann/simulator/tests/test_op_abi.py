@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-NATIVE = Path(umbel_cann_simulator.__file__).parent / "native"
+NATIVE = Path(__file__).parents[1] / "src/umbel_cann_simulator/native"
 ABI: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "abi.toml").read_text())
 ONE_PHASE = ("CalculateMatmulWeightSize", "CalculateMatmulWeightSizeV2")
 

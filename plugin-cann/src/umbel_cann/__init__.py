@@ -55,9 +55,7 @@ def options() -> Sequence[Option]:
 
 
 @hookimpl
-def open(  # noqa: A001
-    device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]
-) -> DeviceInfo:
+def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
     found = toolkit()
     if found is None:
         msg, do = "there is no CANN", "install the toolkit, or source its set_env.sh"

@@ -40,7 +40,7 @@ UNARY(Cos, cos(x))
 UNARY(Tanh, tanh(x))
 UNARY(Sigmoid, sigmoid(x))
 UNARY(Silu, x * sigmoid(x))
-UNARY(Relu, x > 0 ? x : 0)
+UNARY(Relu, x < 0 ? 0 : x)
 UNARY(Gelu, op_gelu(x, false))
 UNARY(Hardsigmoid, relu6(x + 3) / 6)
 UNARY(Hardswish, x * relu6(x + 3) / 6)
@@ -109,7 +109,7 @@ OP(Softplus, const aclTensor *self, const aclScalar *beta, const aclScalar *thre
 }
 
 /* Either bound of a Clamp may be absent. */
-OP_CALC(Clamp, fmin(fmax(x, p[0]), p[1]))
+OP_CALC(Clamp, x < p[0] ? p[0] : x > p[1] ? p[1] : x)
 
 OP(Clamp, const aclTensor *self, const aclScalar *clipValueMin, const aclScalar *clipValueMax,
    const aclTensor *out)
@@ -124,7 +124,7 @@ OP(Clamp, const aclTensor *self, const aclScalar *clipValueMin, const aclScalar 
     return op_elementwise(&o, OP_ONE, self, NULL, out, calc_Clamp);
 }
 
-OP_CALC(ClampMin, fmax(x, p[0]))
+OP_CALC(ClampMin, x < p[0] ? p[0] : x)
 
 OP(ClampMin, const aclTensor *self, const aclScalar *clipValueMin, const aclTensor *out)
 {
@@ -151,7 +151,7 @@ OP(GtScalar, const aclTensor *self, const aclScalar *other, const aclTensor *out
     return op_elementwise(&o, OP_TEST_ONE, self, NULL, out, calc_GtScalar);
 }
 
-OP_CALC(InplaceClampMax, fmin(x, p[0]))
+OP_CALC(InplaceClampMax, x > p[0] ? p[0] : x)
 
 OP(InplaceClampMax, const aclTensor *selfRef, const aclScalar *clipValueMax)
 {
