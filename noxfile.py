@@ -329,8 +329,8 @@ def perplexity(session: nox.Session) -> None:
     """The native engine's perplexity beside the host's, for weights of every type; renews
     docs/performance.md.
 
-    It takes half an hour, or more beside other work: `-- --resume FILE` keeps what was found,
-    and goes on with it.
+    It takes half an hour on a quiet machine, and hours beside other work: `-- --resume FILE`
+    keeps what was found, and goes on with it.
     """
     session.install("./core[quantize]", NUMA)
     session.install(*DEMO)
