@@ -153,7 +153,7 @@ class NpuMemory:
             free = self.npu.memory()[0]
             msg = f"the NPU has no room for {nbytes} bytes ({what})"
             expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
-            do = "take a smaller --ctx, --ubatch or model, or --offload-layers"
+            do = "take a smaller --ctx, --ubatch or model"
             raise OutOfMemoryError(msg, expected=expected, got=nbytes, do=do) from error
 
 
