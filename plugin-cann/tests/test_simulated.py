@@ -238,6 +238,7 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("DeviceError") == 1, done.stdout
     assert told in done.stdout
+    assert "cannot be repeated" not in done.stdout  # a message of before, which was no error
     assert "do: " in done.stdout
     assert "then: , there was" in done.stdout
 

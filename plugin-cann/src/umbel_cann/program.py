@@ -73,6 +73,8 @@ class Call:
             executor = self._prepare(acl, made)
             if not self._once and not acl.function(_AGAIN)(executor):
                 self._executor, self._made = executor, made
+            elif not self._once:
+                acl.recent()  # that it must be made again is no error: nobody shall read of it
             self._once = self._made is None
             self._launch(npu, room, executor)
         finally:
