@@ -89,20 +89,22 @@ void rt_capture_leave(rt_stream *stream)
     }
 }
 
-static int no_capture(void)
+/* A stream, on a chip that can capture. */
+static int capturing(aclrtStream handle, rt_stream **out)
 {
-    return sim_fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "this chip cannot capture");
+    int code = rt_stream_of(handle, out);
+    if (!code && rt_chip_says("capture", "no"))
+        return sim_fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "this chip cannot capture");
+    return code;
 }
 
 aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mode)
 {
     rt_stream *stream;
     RT_HOLD;
-    int code = rt_stream_of(handle, &stream);
+    int code = capturing(handle, &stream);
     if (code)
         return code;
-    if (rt_chip_says("capture", "no"))
-        return no_capture();
     if ((unsigned)mode > ACL_MODEL_RI_CAPTURE_MODE_RELAXED)
         return sim_fail(ACL_ERROR_RT_PARAM_INVALID, "there is no capture mode %d", (int)mode);
     if (stream == stream->context->stream)
@@ -159,11 +161,9 @@ aclError aclmdlRICaptureGetInfo(aclrtStream handle, aclmdlRICaptureStatus *statu
     rt_stream *stream;
     RT_NEEDS(status);
     RT_HOLD;
-    int code = rt_stream_of(handle, &stream);
+    int code = capturing(handle, &stream);
     if (code)
         return code;
-    if (rt_chip_says("capture", "no"))
-        return no_capture();
     *status = !stream->capture ? ACL_MODEL_RI_CAPTURE_STATUS_NONE
         : stream->capture->broken ? ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED
         : ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE;

@@ -91,6 +91,15 @@ static int free_event(aclrtEvent handle, event **out, const char *what)
     return code;
 }
 
+/* One whose state may be asked for in the older ways: no Ex event. */
+static int plain_event(aclrtEvent handle, event **out, const char *what)
+{
+    int code = free_event(handle, out, what);
+    if (!code && (*out)->ex)
+        return sim_fail(ACL_ERROR_RT_PARAM_INVALID, "%s: an Ex event", what);
+    return code;
+}
+
 aclError aclrtDestroyEvent(aclrtEvent handle)
 {
     event *e;
@@ -287,11 +296,9 @@ aclError aclrtQueryEvent(aclrtEvent handle, aclrtEventStatus *status)
     event *e;
     RT_NEEDS(status);
     RT_HOLD;
-    int code = free_event(handle, &e, "aclrtQueryEvent");
+    int code = plain_event(handle, &e, "aclrtQueryEvent");
     if (code)
         return code;
-    if (e->ex)
-        return sim_fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtQueryEvent: an Ex event");
     *status = complete(e) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
     return ACL_SUCCESS;
 }
@@ -314,11 +321,9 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus *stat
     event *e;
     RT_NEEDS(status);
     RT_HOLD;
-    int code = free_event(handle, &e, "aclrtQueryEventWaitStatus");
+    int code = plain_event(handle, &e, "aclrtQueryEventWaitStatus");
     if (code)
         return code;
-    if (e->ex)
-        return sim_fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtQueryEventWaitStatus: an Ex event");
     *status = e->waiting ? ACL_EVENT_WAIT_STATUS_NOT_READY : ACL_EVENT_WAIT_STATUS_COMPLETE;
     return ACL_SUCCESS;
 }
