@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 from simulated import HEADER
+from vendor import ABI, kinds
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ABI: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "abi.toml").read_text())
 TEXT = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
-RENAMED = {"aclFloat16": "uint16_t", "aclrtMemGranularityOptions": "int"}
-
-
-def kinds(arguments: str) -> list[str]:
-    """`const int64_t *dims, uint64_t n` as ["int64_t*", "uint64_t"]."""
-    found = []
-    for argument in re.sub(r"\bconst\b", "", arguments).split(","):
-        word = re.findall(r"\w+", argument)[:1]
-        found += [RENAMED.get(w, w) + "*" * argument.count("*") for w in word if w != "void"]
-        found += ["void" + "*" * argument.count("*") for w in word if w == "void"]
-    return [] if found == ["void"] else found
 
 
 def functions() -> dict[str, tuple[list[str], list[str]]]:

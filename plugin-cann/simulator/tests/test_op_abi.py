@@ -6,33 +6,14 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from functools import cache
 from os import environ
-from pathlib import Path
-from typing import Any
 
 import umbel_cann_simulator
+from simulated import HEADER
+from vendor import ABI, kinds
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-NATIVE = Path(__file__).parents[1] / "src/umbel_cann_simulator/native"
-ABI: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "abi.toml").read_text())
 ONE_PHASE = ("CalculateMatmulWeightSize", "CalculateMatmulWeightSizeV2")
-
-
-def types(arguments: str) -> list[str]:
-    """`const aclTensor *self, int64_t dim` as ["aclTensor*", "int64_t"]."""
-    found = []
-    for argument in arguments.split(","):
-        words = re.findall(r"\w+", argument)
-        words = [word for word in words if word not in ("const", "_Bool")]
-        kind = "bool" if "_Bool" in argument else words[0]
-        found.append(kind + "*" * argument.count("*"))
-    return found
 
 
 @cache
@@ -40,11 +21,11 @@ def prototypes() -> dict[str, list[str]]:
     """Of all operators, as the compiler sees them."""
     compiler = shlex.split(environ.get("CC", "")) or [shutil.which("cc") or "gcc"]
     found = {}
-    for source in sorted(NATIVE.glob("op*.c")):
+    for source in sorted(HEADER.parent.glob("op*.c")):
         command = [*compiler, "-std=c11", "-D_GNU_SOURCE", "-E", "-P", str(source)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         for name, arguments in re.findall(r"aclnnStatus aclnn(\w+)\(([^()]*)\)", text):
-            found[name] = types(arguments)
+            found[name] = kinds(arguments)
     del found["Init"], found["Finalize"]
     return found
 
@@ -56,7 +37,7 @@ def names() -> set[str]:
 def test_every_operator_has_the_vendors_arguments() -> None:
     assert len(names()) >= 99
     for name in names():
-        own = types(ABI["operators"][name])
+        own = kinds(ABI["operators"][name])
         if name in ONE_PHASE:
             assert prototypes()[name] == own, name
             continue
