@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from umbel.graph import MASKED, Role, Tensor
 
+from umbel_cann import flash
 from umbel_cann.lowering import Lowering
 from umbel_cann.products import batches, factors
 from umbel_cann.views import FLOAT, FLOAT16, ONE, Scalar, Unsupported, View, type_of
@@ -66,6 +67,9 @@ def flash_attn_ext(to: Lowering, node: Tensor) -> None:
     Scores are not clamped to what a mask outweighs, as the decomposition does it: a 310B has no
     operator for that, and in no model do they come near.
     """
+    if to.slots and flash.whole(to, node):  # before there are any, the other form is asked for
+        flash.attend(to, node)
+        return
     q, k, v, *mask = node.inputs
     more = [name for name in ("max_bias", "logit_softcap") if node.attrs.get(name)]
     if more or len(mask) > 1:
@@ -78,6 +82,9 @@ def flash_attn_ext(to: Lowering, node: Tensor) -> None:
     scores, weights = (to.temporary((*q.shape[:3], k.shape[2]), number) for _ in range(2))
     batches(to, scaled, factors(to, to.operand(k, number)), scores)
     _weights(to, scores, mask, weights)
-    sums = to.temporary((*q.shape[:3], v.shape[3]), number)  # (S, H, T, hv)
+    out = to.view(node)
+    turned = out.permuted(0, 2, 1, 3)  # (S, H, T, hv)
+    sums = turned if turned.dense else to.temporary(turned.shape, number)
     batches(to, weights, factors(to, to.operand(v, number).turned()), sums)
-    to.emit("InplaceCopy", to.view(node), sums.permuted(0, 2, 1, 3))
+    if sums is not turned:
+        to.emit("InplaceCopy", out, sums.permuted(0, 2, 1, 3))

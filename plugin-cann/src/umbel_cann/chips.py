@@ -24,26 +24,30 @@ class Chip:
     refused: Mapping[str, str] = attrs.field(factory=dict)  # operators, and why not
     float32: bool = True  # it computes f32 at all
     float32_products: bool = False
+    mixes: bool = False  # its Add takes f32 and f16 at once
     least_row: int = 0  # bytes of a row that RmsNorm takes at least
     long_rows: int = 0  # products of 64 rows and more only up to so many columns; 0: all
 
 
 _UNMEASURED = (
-    "AddRmsNorm Argsort Cat Clamp Exp GatherV2 Gelu IndexSelect InplaceIndexCopy Matmul Neg "
+    "AddRmsNorm Argsort Cat Clamp Exp FusedInferAttentionScoreV2 GatherV2 GeGluV3 Gelu "
+    "GtScalar IndexSelect InplaceIndexCopy Matmul Neg "
     "ReduceSum Relu RmsNorm RotaryPositionEmbedding Softplus Sqrt SwiGlu Tanh Topk Abs "
     "WeightQuantBatchMatmulV2"
 )
 _310B = dict.fromkeys(_UNMEASURED.split(), "nobody has seen it work on a 310B")
 del _310B["Neg"]  # the vendor states it
-_310P = dict.fromkeys(("InplaceIndexCopy", "RotaryPositionEmbedding"), "a 310P has none")
+_FOR_910B = ("FusedInferAttentionScoreV2", "RotaryPositionEmbedding")
+_OTHERS = dict.fromkeys(_FOR_910B, "only a 910B is said to have it")
+_310P = dict.fromkeys((*_FOR_910B, "InplaceIndexCopy"), "a 310P has none")
 
 CHIPS = (
     Chip("310B", "f16", "Embedding", False, _310B, float32=False, long_rows=4096),
     Chip("310P", "f16", "GatherV2", False, _310P, least_row=32),
-    Chip("910B", "f32", "GatherV2", True, float32_products=True),
-    Chip("910", "f16", "GatherV2", False),
+    Chip("910B", "f32", "GatherV2", True, float32_products=True, mixes=True),
+    Chip("910", "f16", "GatherV2", False, _OTHERS),
 )
-UNKNOWN = Chip("", "f16", "GatherV2", False)
+UNKNOWN = Chip("", "f16", "GatherV2", False, _OTHERS)
 
 
 def chip(soc: str) -> Chip:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import attrs
+import numpy as np
 from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
+from umbel_cann.capture import MOST, able
 from umbel_cann.chips import Chip
-from umbel_cann.heap import Heap
-from umbel_cann.lowering import Lowering, Missing
+from umbel_cann.fusion import Reads, pairs, rounded, steps
+from umbel_cann.heap import Heap, Region, padded
+from umbel_cann.lowering import Keep, Lowering, Missing
 from umbel_cann.operations import LOWERINGS
 from umbel_cann.program import Program, Room
-from umbel_cann.runtime import Npu
+from umbel_cann.runtime import TO_DEVICE, Npu
+from umbel_cann.scratch import Scratch
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
 
 
-def lower(to: Lowering, node: Tensor) -> None:
-    """Adds the launches of one node; a view has none."""
+def lower(to: Lowering, node: Tensor, now: int = 0) -> None:
+    """Adds the launches of one node, the `now`th of its split; a view has none."""
     assert node.op is not None
     if node.op.view or not node.size:
         return
@@ -31,7 +35,7 @@ def lower(to: Lowering, node: Tensor) -> None:
     if not all(t.size for t in node.inputs):
         msg = "it takes no empty tensors"
         raise Unsupported(msg)
-    to.begin(node)
+    to.begin(node, now)
     how(to, node)
 
 
@@ -44,6 +48,22 @@ def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
     return None
 
 
+def lowered(
+    graph: SplitGraph, chip: Chip, missing: Missing, scratch: Scratch, kept: Keep
+) -> Lowering:
+    """The launches of a whole split."""
+    reads = Reads.of(graph)
+    to = Lowering(chip, missing, graph.slots, reads.last, scratch, kept=kept)
+    to.pairs, to.rounded = pairs(reads, to), rounded(reads, to)
+    for i, node, fused in steps(reads, to):
+        if fused is None:
+            lower(to, node, i)
+        else:
+            to.begin(node, i)
+            fused(to)
+    return to
+
+
 @attrs.define(eq=False)
 class Programs:
     """Those of one NPU, by the split's uid."""
@@ -52,6 +72,8 @@ class Programs:
     chip: Chip
     heap: Heap
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
+    records: bool | None = attrs.field(default=None, init=False)  # whether the chip can
+    constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
 
@@ -63,7 +85,24 @@ class Programs:
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
-        program.run(self.npu, self.workspace)
+        record = program.to_record and self._can_record()
+        if record:
+            self._make_room_to_record()
+        self.npu.flush()
+        program.run(self.npu, self.workspace, record)
+
+    def _can_record(self) -> bool:
+        if self.records is None:
+            self.npu.use()
+            self.records = able(self.npu)
+        return self.records
+
+    def _make_room_to_record(self) -> None:
+        """The recordings that were not used for longest go."""
+        recorded = [p for p in self.made.values() if p.recording]
+        for old in recorded[: max(len(recorded) + 1 - MOST, 0)]:
+            self.npu.wait()
+            old.forget_recording(self.npu)
 
     def _make_room(self, program: Program) -> None:
         """The vendor's pool of executors has an end: those not used for longest go."""
@@ -77,18 +116,23 @@ class Programs:
                 break
 
     def _compile(self, graph: SplitGraph) -> Program:
-        def lowered(place: int, above: int) -> Lowering:
-            missing = self.npu.acl.missing
-            lowering = Lowering(self.chip, missing, graph.slots, place=place, above=above)
-            for node in graph.nodes:
-                lower(lowering, node)
-            return lowering
+        def made(scratch: Scratch) -> Lowering:
+            return lowered(graph, self.chip, self.npu.acl.missing, scratch, self._constant)
 
-        sized = lowered(0, 0)
-        if needed := sized.peak + sized.lasting:
-            region = self.scratch.at_least(needed)
-            return Program(tuple(lowered(region.address, sized.peak).launches), region)
-        return Program(tuple(sized.launches), None)
+        sized = made(Scratch())
+        room = sized.scratch
+        if not (needed := room.peak + room.lasting):
+            return Program(tuple(sized.launches), None)
+        region = self.scratch.at_least(needed)
+        placed = made(Scratch(region.address, room.peak))
+        return Program(tuple(placed.launches), region)
+
+    def _constant(self, key: Hashable, values: np.ndarray) -> int:
+        """Where these values are; written there when they are asked for first."""
+        if key not in self.constants:
+            self.constants[key] = region = self.heap.take(padded(values.nbytes))
+            self.npu.copy(region.address, values.ctypes.data, values.nbytes, TO_DEVICE)
+        return self.constants[key].address
 
     def forget(self, uid: int) -> None:
         if (program := self.made.pop(uid, None)) is not None:
@@ -99,8 +143,10 @@ class Programs:
         """Drops all; the device has been waited for."""
         while self.made:
             self.made.popitem()[1].drop(self.npu)
+        self.constants.clear()
 
     def counts(self) -> Mapping[str, int]:
         """What `status` tells."""
         launches = sum(len(program.launches) for program in list(self.made.values()))
-        return {"programs": len(self.made), "launches": launches}
+        recorded = sum(program.recording is not None for program in list(self.made.values()))
+        return {"programs": len(self.made), "launches": launches, "recorded": recorded}

@@ -1,21 +1,26 @@
 """From nodes to launches. What cannot be lowered is `Unsupported`, with the reason.
 
 The same code answers whether a node is supported: there it has no memory, and its launches are
-dropped. What a node needs beside its inputs and result lies in scratch memory, which the next
-node uses again: the stream runs them one after the other.
+dropped. What a node needs beside its inputs and result lies in scratch memory.
+
+A value may exist in several forms: as the plan lays it out, and in scratch memory as what made
+it gave it, or as somebody wanted it. So a product of float16 becomes float32 only for whoever
+wants that, and is cast once for all of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 
 import attrs
-from umbel.graph import Tensor
+import numpy as np
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import Slot
 
 from umbel_cann.chips import Chip
-from umbel_cann.heap import ALIGNMENT, padded
 from umbel_cann.program import Call, Launch
+from umbel_cann.scratch import Scratch
 from umbel_cann.views import (
     BYTES,
     FLOAT,
@@ -26,10 +31,13 @@ from umbel_cann.views import (
     Unsupported,
     View,
     contiguous,
+    like,
+    type_of,
     window,
 )
 
 Missing = Callable[[str], str | None]
+Keep = Callable[[Hashable, np.ndarray], int]  # constants, by a key: their address
 
 
 @attrs.define(eq=False)
@@ -39,25 +47,37 @@ class Lowering:
     chip: Chip
     missing: Missing  # why an operator cannot be called
     slots: Mapping[Tensor, Slot] | None = None  # none: only asked
-    place: int = 0  # of the scratch memory
+    # Which node reads a storage for the last time, of those that nobody reads after the split.
+    last: Mapping[Tensor, int] = attrs.field(factory=dict)
+    scratch: Scratch = attrs.field(factory=Scratch)
     launches: list[Launch] = attrs.field(factory=list)
-    above: int = 0  # bytes of scratch memory that nodes need; what lasts lies above them
-    peak: int = 0  # what they turned out to need
-    lasting: int = 0  # bytes that last to the end of the split
-    _used: int = 0
+    rounded: frozenset[Tensor] = frozenset()  # results that all readers round to float16
+    kept: Keep | None = None
+    # The results that are to lie behind each other, by either of them.
+    pairs: Mapping[Tensor, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
+    _forms: dict[Tensor, dict[int, View]] = attrs.field(factory=dict)
     _shared: dict[Hashable, View] = attrs.field(factory=dict)
     _node: Tensor | None = None
+    _now: int = 0
 
-    def begin(self, node: Tensor) -> None:
-        """What follows is for this node, and what was before needs no scratch memory more."""
-        self._node, self._used = node, 0
+    def begin(self, node: Tensor, now: int = 0) -> None:
+        """What follows is for this node, the `now`th of the split."""
+        self._node, self._now = node, now
+        self.scratch.begin()
 
     # memory
 
     def view(self, t: Tensor) -> View:
-        """A tensor where it lies."""
+        """A tensor in its own dtype, wherever it is."""
+        if t.storage in self._forms:
+            return self._of(t, type_of(t.dtype))
+        lies = self._lies(t)
+        return self._allowed(lies) if self.slots is None else lies
+
+    def _lies(self, t: Tensor) -> View:
+        """Where the plan has it."""
         if self.slots is None:
-            return self._allowed(window(t, 0))
+            return window(t, 0)
         slot = self.slots[t.storage]
         return window(t, slot.buffer.handle + slot.offset)
 
@@ -69,22 +89,92 @@ class Lowering:
 
     def temporary(self, shape: Ints, number: int) -> View:
         """Scratch memory, to the end of this node."""
-        view = View(number, shape, contiguous(shape), self.place + self._used)
-        self._used += _room(view)
-        self.peak = max(self.peak, self._used)
-        return attrs.evolve(view, elements=view.size)
+        return _dense(shape, number, self.scratch.for_node)
 
     def once(
         self, key: Hashable, shape: Ints, number: int, fill: Callable[[View], None]
     ) -> View:
         """What several nodes of a split use: filled at the first, in memory of its own."""
         if key not in self._shared:
-            place = self.place + self.above + self.lasting
-            made = View(number, shape, contiguous(shape), place)
-            made = self._shared[key] = attrs.evolve(made, elements=made.size)
-            self.lasting += _room(made)
+            self._shared[key] = made = _dense(shape, number, self.scratch.for_all)
             fill(made)
         return self._shared[key]
+
+    def constant(self, key: Hashable, number: int, values: np.ndarray) -> View:
+        """Values that are the same for all programs of a device."""
+        ready = np.ascontiguousarray(values, np.float32 if number == FLOAT else np.float16)
+        address = self.kept((key, number), ready) if self.kept else 0
+        return _dense(values.shape, number, lambda _: address)
+
+    # values in several forms
+
+    def _of(self, t: Tensor, number: int) -> View:
+        """A tensor, in that dtype, in whatever form there is or is made for all its readers."""
+        storage = t.storage
+        forms = self._forms.setdefault(storage, {})
+        if number not in forms:
+            own = type_of(storage.dtype)
+            source = next(iter(forms.values())) if forms else self._lies(storage)
+            forms.setdefault(source.type, source)
+            made = self._lies(storage) if number == own else self._kept(storage, number)
+            self.emit("Cast", source, number, made)
+            forms[number] = made
+        return like(t, forms[number])
+
+    def _kept(self, storage: Tensor, number: int) -> View:
+        """Memory for it until it is read for the last time."""
+        until = self.last[storage]
+        return _dense(
+            storage.shape, number, lambda n: self.scratch.between(n, self._now, until)
+        )
+
+    def known(self, t: Tensor) -> View:
+        """A tensor in the dtype in which it was made."""
+        forms = self._forms.get(t.storage)
+        return like(t, next(iter(forms.values()))) if forms else self.view(t)
+
+    def result(self, node: Tensor, number: int) -> View:
+        """Where a result of that dtype goes, until `finish`."""
+        if node in self.pairs:
+            return self._beside(node, number)
+        if number == type_of(node.dtype):
+            return self.view(node)
+        if node not in self.last:
+            return self.temporary(node.shape, number)
+        self._forms[node] = {number: (made := self._kept(node, number))}
+        return made
+
+    def _beside(self, node: Tensor, number: int) -> View:
+        """One of two results: together they are what an operator takes as one tensor."""
+        one, two = self.pairs[node]
+        if one not in self._forms:
+            until = max(self.last[one], self.last[two])
+            both = (2, *one.shape)
+            made = _dense(both, number, lambda n: self.scratch.between(n, self._now, until))
+            for i, t in enumerate((one, two)):
+                self._forms[t] = {number: made.part(0, i, i + 1).reshaped(*t.shape)}
+        return self._forms[node][number]
+
+    def apart(self, node: Tensor, *inputs: View) -> View:
+        """Where a result goes, until `finish`, that is written while these are still read: the
+        plan may have laid it out over what it takes to be dead."""
+        out = self.view(node)
+        if not any(out.meets(view) for view in inputs):
+            return out
+        if node not in self.last:
+            return self.temporary(node.shape, out.type)
+        self._forms[node] = {out.type: (made := self._kept(node, out.type))}
+        return made
+
+    def finish(self, node: Tensor, result: View) -> None:
+        """A result is complete: brings it to where others look for it."""
+        if node in self._forms:
+            return
+        out = self.view(node)
+        if out.type != result.type:
+            self.emit("Cast", result, out.type, out)
+        elif out.start != result.start:
+            self.emit("InplaceCopy", out, result)
 
     # launches
 
@@ -108,13 +198,20 @@ class Lowering:
 
     def operand(self, t: Tensor, number: int) -> View:
         """A tensor in that dtype: itself, or cast."""
-        return (
-            self.view(t) if t.dtype.name == NAMES[number] else self.cast(self.stored(t), number)
-        )
+        if t.dtype.name == NAMES[number]:
+            return self.view(t)
+        if t.storage in self._forms or self._shares(t):
+            return self._of(t, number)
+        return self.cast(self.stored(t), number)
+
+    def _shares(self, t: Tensor) -> bool:
+        """Whether a cast of it serves all its readers."""
+        moving = t.storage.role in (Role.NODE, Role.INPUT)
+        return moving and t.storage in self.last and t.size == t.storage.size
 
     def stored(self, t: Tensor) -> View:
         """A tensor that is only moved or cast, in whatever dtype."""
-        return window(t, 0) if self.slots is None else self.view(t)
+        return self._lies(t) if self.slots is None else self.view(t)
 
     def cast(self, view: View, number: int) -> View:
         if view.type == number:
@@ -131,22 +228,13 @@ class Lowering:
         self.emit("InplaceCopy", made, view)
         return made
 
-    def result(self, node: Tensor, number: int) -> View:
-        """Where a result of that dtype goes: into the node, or beside it until `finish`."""
-        out = self.view(node)
-        return out if out.type == number else self.temporary(out.shape, number)
-
-    def finish(self, node: Tensor, result: View) -> None:
-        out = self.view(node)
-        if out.type != result.type:
-            self.emit("Cast", result, out.type, out)
-
     def product_type(self, w: Tensor) -> int:
         """In which dtype products with these weights are computed."""
         whole = w.dtype.name == "f32" and self.chip.float32_products
         return FLOAT if whole else FLOAT16
 
 
-def _room(view: View) -> int:
-    """Bytes that a dense window takes, with all its padding."""
-    return -(-padded(view.size * BYTES[view.type]) // ALIGNMENT) * ALIGNMENT
+def _dense(shape: Ints, number: int, take: Callable[[int], int]) -> View:
+    """A window without gaps on what `take` gives for so many bytes."""
+    size = math.prod(shape)
+    return View(number, shape, contiguous(shape), take(size * BYTES[number]), elements=size)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 _PIECE = 256 << 20  # bytes of weights that are taken at once, or a sixth of a larger model
-_KNOWN = 1 << 16  # bytes of integers of a step that the host remembers
+_KNOWN = 1 << 16  # bytes of a step's inputs that the host remembers, or copies with others
 
 
 @attrs.define(eq=False)
@@ -37,6 +37,7 @@ class NpuBuffer:
     # The integers that the host wrote, by offset: a device that cannot scatter copies rows to
     # where they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
+    whole: bool = False  # what is written to it are whole tensors
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +57,10 @@ class NpuBuffer:
         self.integers.pop(offset, None)
         if raw.dtype == np.int32 and raw.nbytes <= _KNOWN:
             self.integers[offset] = raw.reshape(-1).copy()
-        self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
+        if self.whole and raw.nbytes <= _KNOWN:
+            self.npu.put(self.handle + offset, raw, self.region)
+        else:
+            self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
         if not isinstance(source, NpuBuffer) or source.npu is not self.npu:
@@ -127,7 +131,8 @@ class NpuMemory:
             ahead = sum(size + ALIGNMENT for size in list(self.states.values()))
             like = (name for name, size in list(self.states.items()) if size == nbytes)
             self.states.pop(next(like, ""), None)
-        return NpuBuffer(self._take(nbytes, ahead, f"{usage} memory"), self.npu)
+        region = self._take(nbytes, ahead, f"{usage} memory")
+        return NpuBuffer(region, self.npu, whole=usage != "state")
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer:
         kept = self._kept(tensor)

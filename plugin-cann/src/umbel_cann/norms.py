@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 from umbel.graph import Tensor
 
 from umbel_cann.lowering import Lowering
-from umbel_cann.views import BYTES, FLOAT, Numbers, Scalar, Unsupported, View, type_of
+from umbel_cann.views import BYTES, FLOAT, Numbers, Unsupported, View, type_of
 
 
 def rms_norm(to: Lowering, node: Tensor) -> None:
     x, *weight = node.inputs
     number, out = type_of(node.dtype), to.view(node)
-    wide = x.shape[-1] * BYTES[number] >= to.chip.least_row
-    if wide and weight and _plain(x, weight[0]) and to.why_not("RmsNorm") is None:
+    if wide(to, node) and weight and plain(x, weight[0]) and to.why_not("RmsNorm") is None:
         root = to.temporary((*x.shape[:-1], 1), FLOAT)
         gamma = to.operand(weight[0], number)
         rows = to.dense(to.operand(x, number))
@@ -28,8 +28,8 @@ def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
     """
     size, axis = x.shape[-1], len(x.shape) - 1
     both, normed = (to.temporary((*x.shape[:-1], 2 * size), x.type) for _ in range(2))
-    to.emit("InplaceCopy", both.part(axis, 0, size), x)
-    to.emit("Muls", x, Scalar(-1.0), both.part(axis, size, 2 * size))
+    signs = to.constant("signs", x.type, np.array([[1.0], [-1.0]]))
+    to.emit("Mul", x.spread(axis), signs, both.reshaped(*x.shape[:-1], 2, size))
     shape = Numbers((2 * size,))
     to.emit("LayerNorm", both, shape, None, None, node.attrs["eps"], normed, None, None)
     half = normed.part(axis, 0, size)
@@ -41,7 +41,7 @@ def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
 
 def norm(to: Lowering, node: Tensor) -> None:
     x, *others = node.inputs
-    if not all(_plain(x, t) for t in others):
+    if not all(plain(x, t) for t in others):
         msg = "norm with weights of another shape"
         raise Unsupported(msg)
     number = type_of(node.dtype)
@@ -52,5 +52,10 @@ def norm(to: Lowering, node: Tensor) -> None:
     to.emit("LayerNorm", rows, shape, *affine, eps, to.view(node), None, None)
 
 
-def _plain(x: Tensor, weight: Tensor) -> bool:
+def wide(to: Lowering, node: Tensor) -> bool:
+    """Whether the chip's operator takes rows of that length."""
+    return node.shape[-1] * BYTES[type_of(node.dtype)] >= to.chip.least_row
+
+
+def plain(x: Tensor, weight: Tensor) -> bool:
     return weight.shape == x.shape[-1:]

@@ -9,12 +9,14 @@ import numpy as np
 from umbel.graph import Role, Tensor
 
 from umbel_cann.attention import flash_attn_ext, soft_max
+from umbel_cann.gates import geglu, swiglu
 from umbel_cann.lowering import Lowering
 from umbel_cann.norms import norm, rms_norm
 from umbel_cann.products import mul_mat
 from umbel_cann.program import RowCopies
 from umbel_cann.views import (
     BYTES,
+    FLOAT,
     ONE,
     Argument,
     Numbers,
@@ -36,6 +38,15 @@ def _binary(operator: str, *more: Argument) -> Lower:
         to.emit(operator, a, b, *more, to.view(node))
 
     return lower
+
+
+def _add(to: Lowering, node: Tensor) -> None:
+    """Where a chip takes float32 and float16 at once, a product need not be cast for it."""
+    if not to.chip.mixes or type_of(node.dtype) != FLOAT:
+        return _binary("Add", ONE)(to, node)
+    a, b = (to.known(t) for t in node.inputs)
+    to.emit("Add", a, b, ONE, to.view(node))
+    return None
 
 
 def _unary(operator: str) -> Lower:
@@ -99,16 +110,26 @@ def _cont(to: Lowering, node: Tensor) -> None:
 
 
 def _concat(to: Lowering, node: Tensor) -> None:
-    """Strided parts are copied into their place: one operator fails on them."""
+    """Where there is no operator, parts are copied into their place. A copy to where there are
+    gaps has to be made anew for each step: such parts are first brought together with the axis
+    in front, where there are none."""
     parts, axis = [to.view(t) for t in node.inputs], node.attrs["axis"]
     out, at = to.view(node), 0
     if to.why_not("Cat") is None and all(part.dense for part in parts):
         to.emit("Cat", Views(tuple(parts)), axis, out)
         return
+    order = (axis, *(i for i in range(len(out.shape)) if i != axis))
+    turned = out.permuted(*order)
+    direct = turned.dense
+    if not direct:
+        turned = to.temporary(turned.shape, out.type)
     for part in parts:
         end = at + part.shape[axis]
-        to.emit("InplaceCopy", out.part(axis, at, end), part)
+        to.emit("InplaceCopy", turned.part(0, at, end), part.permuted(*order))
         at = end
+    if not direct:
+        back = sorted(range(len(order)), key=order.__getitem__)
+        to.emit("InplaceCopy", out, turned.permuted(*back))
 
 
 def _sum_rows(to: Lowering, node: Tensor) -> None:
@@ -163,7 +184,7 @@ def _integers(to: Lowering, storage: Tensor) -> Callable[[], np.ndarray | None]:
 
 
 LOWERINGS: Mapping[str, Lower] = {
-    "add": _binary("Add", ONE),
+    "add": _add,
     "sub": _binary("Sub", ONE),
     "mul": _binary("Mul"),
     "div": _binary("Div"),
@@ -175,6 +196,8 @@ LOWERINGS: Mapping[str, Lower] = {
     "relu": _unary("Relu"),
     "sigmoid": _unary("Sigmoid"),
     "silu": _unary("Silu"),
+    "swiglu": swiglu,
+    "geglu": geglu,
     "scale": _scale,
     "clamp": _clamp,
     "cast": _cast,

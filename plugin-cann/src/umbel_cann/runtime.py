@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 from umbel.errors import DeviceError, UmbelError
 
 from umbel_cann.acl import Acl, codes
 from umbel_cann.acl.toolkit import Toolkit
+from umbel_cann.heap import placed
 
 HUGE_FIRST = 0
 TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3  # kinds of copies
@@ -93,6 +95,7 @@ class Npu:
         self.cancelled = False
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.context = self.stream = 0
+        self._puts: list[tuple[int, np.ndarray, object]] = []  # what goes to the device next
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
         try:
@@ -162,14 +165,41 @@ class Npu:
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         """After everything that was launched before; done when it returns."""
         self.wait()
+        self.flush()
+        self._copy(to, source, nbytes, kind)
+
+    def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         if nbytes:
             self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def put(self, to: int, data: np.ndarray, memory: object) -> None:
+        """Whole tensors to the device, before what is done there next; few copies for many of
+        them. `memory` is kept until then."""
+        self._puts.append((to, data.copy(), memory))
+
+    def flush(self) -> None:
+        """Copies what was put, neighbours at once: there is nothing in what pads a tensor."""
+        if not self._puts:
+            return
+        self.wait()
+        puts, self._puts = self._puts, []
+        while puts:
+            begin, data, memory = puts.pop(0)
+            parts, end, held = [data], begin + placed(data.nbytes), [memory]
+            while puts and puts[0][0] == end:
+                _, data, memory = puts.pop(0)
+                parts += [np.zeros(end - begin - sum(p.nbytes for p in parts), np.uint8), data]
+                end += placed(data.nbytes)
+                held.append(memory)
+            whole = np.concatenate([p.reshape(-1).view(np.uint8) for p in parts])
+            self._copy(begin, whole.ctypes.data, whole.nbytes, TO_DEVICE)
 
     def close(self) -> None:
         """Stream and device, whatever state they are in."""
         if PROCESS.npus.get(self.index) is not self or PROCESS.forked:
             return
         del PROCESS.npus[self.index]
+        self._puts.clear()
         with contextlib.suppress(UmbelError):
             self.wait()
         steps: list[Callable[[], None]] = []
