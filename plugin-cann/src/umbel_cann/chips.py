@@ -26,12 +26,12 @@ class Chip:
     float32_products: bool = False
     least_row: int = 0  # bytes of a row that RmsNorm takes at least
     long_rows: int = 0  # products of 64 rows and more only up to so many columns; 0: all
+    weight_quant: tuple[str, ...] = ()  # "int4", "int8": weights that a product takes
 
 
 _UNMEASURED = (
     "AddRmsNorm Argsort Cat Clamp Exp GatherV2 Gelu IndexSelect InplaceIndexCopy Matmul Neg "
-    "ReduceSum Relu RmsNorm RotaryPositionEmbedding Softplus Sqrt SwiGlu Tanh Topk Abs "
-    "WeightQuantBatchMatmulV2"
+    "ReduceSum Relu RmsNorm RotaryPositionEmbedding Softplus Sqrt SwiGlu Tanh Topk Abs"
 )
 _310B = dict.fromkeys(_UNMEASURED.split(), "nobody has seen it work on a 310B")
 del _310B["Neg"]  # the vendor states it
@@ -39,8 +39,8 @@ _310P = dict.fromkeys(("InplaceIndexCopy", "RotaryPositionEmbedding"), "a 310P h
 
 CHIPS = (
     Chip("310B", "f16", "Embedding", False, _310B, float32=False, long_rows=4096),
-    Chip("310P", "f16", "GatherV2", False, _310P, least_row=32),
-    Chip("910B", "f32", "GatherV2", True, float32_products=True),
+    Chip("310P", "f16", "GatherV2", False, _310P, least_row=32, weight_quant=("int8",)),
+    Chip("910B", "f32", "GatherV2", True, float32_products=True, weight_quant=("int4", "int8")),
     Chip("910", "f16", "GatherV2", False),
 )
 UNKNOWN = Chip("", "f16", "GatherV2", False)

@@ -56,10 +56,15 @@ class Lowering:
 
     def view(self, t: Tensor) -> View:
         """A tensor where it lies."""
+        view = window(t, self.address(t))
+        return self._allowed(view) if self.slots is None else view
+
+    def address(self, t: Tensor) -> int:
+        """Where the storage of a tensor begins."""
         if self.slots is None:
-            return self._allowed(window(t, 0))
+            return 0
         slot = self.slots[t.storage]
-        return window(t, slot.buffer.handle + slot.offset)
+        return int(slot.buffer.handle) + slot.offset
 
     def _allowed(self, view: View) -> View:
         if view.type == FLOAT and not self.chip.float32:
@@ -114,7 +119,7 @@ class Lowering:
 
     def stored(self, t: Tensor) -> View:
         """A tensor that is only moved or cast, in whatever dtype."""
-        return window(t, 0) if self.slots is None else self.view(t)
+        return window(t, self.address(t))
 
     def cast(self, view: View, number: int) -> View:
         if view.type == number:

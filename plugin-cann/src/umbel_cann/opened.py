@@ -13,6 +13,7 @@ from umbel_cann import smi
 from umbel_cann.acl.toolkit import Toolkit
 from umbel_cann.chips import Chip, chip
 from umbel_cann.compile import Programs, unsupported
+from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
 from umbel_cann.runtime import PROCESS, Npu
 
@@ -32,12 +33,14 @@ class Opened:
         npu = Npu(PROCESS.start(toolkit), index, timeout=timeout)
         try:
             kind = chip(npu.soc)
+            if npu.acl.missing(WEIGHT_QUANT) is not None:
+                kind = attrs.evolve(kind, weight_quant=())
             if dtype == "f32" and not kind.float32:
                 msg = f"a {kind.name} computes float16 alone"
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
             programs = Programs(npu, kind, memory.heap)
-            npu.on_close += [programs.clear, memory.heap.release]
+            npu.on_close += [programs.clear, memory.close]
             health = smi.Health(toolkit.root, index)
             return cls(npu, kind, memory, programs, health)
         except BaseException:

@@ -9,6 +9,7 @@ import numpy as np
 from umbel.graph import Role, Tensor
 
 from umbel_cann.attention import flash_attn_ext, soft_max
+from umbel_cann.few_bits import rows_of
 from umbel_cann.lowering import Lowering
 from umbel_cann.norms import norm, rms_norm
 from umbel_cann.products import mul_mat
@@ -20,6 +21,7 @@ from umbel_cann.views import (
     Numbers,
     Scalar,
     Unsupported,
+    View,
     Views,
     type_of,
 )
@@ -127,15 +129,22 @@ def _get_rows(to: Lowering, node: Tensor) -> None:
     if len(table.shape) != 2:
         msg = "get_rows of several matrices at once"
         raise Unsupported(msg)
-    rows, index = to.view(table), to.dense(to.view(ids))
+    index = to.dense(to.view(ids))
     index = index.reshaped(index.size)
+    if table.dtype.quantised:
+        rows_of(to, node, index, _gather)
+        return
+    rows = to.view(table)
     made = to.result(node, rows.type)
-    flat = made.reshaped(index.size, table.shape[1])
-    if to.chip.gather == "Embedding":
-        to.emit("Embedding", rows, index, flat)
-    else:
-        to.emit(to.chip.gather, rows, 0, index, flat)
+    _gather(to, rows, index, made.reshaped(index.size, table.shape[1]))
     to.finish(node, made)
+
+
+def _gather(to: Lowering, table: View, index: View, rows: View) -> None:
+    if to.chip.gather == "Embedding":
+        to.emit("Embedding", table, index, rows)
+    else:
+        to.emit(to.chip.gather, table, 0, index, rows)
 
 
 def _set_rows(to: Lowering, node: Tensor) -> None:

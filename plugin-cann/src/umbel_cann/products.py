@@ -7,6 +7,7 @@ import math
 import attrs
 from umbel.graph import Tensor
 
+from umbel_cann.few_bits import product
 from umbel_cann.lowering import Lowering
 from umbel_cann.views import ONE, View
 
@@ -16,6 +17,9 @@ _MANY = 64  # rows from which on long rows fail on some chips
 
 def mul_mat(to: Lowering, node: Tensor) -> None:
     w, x = node.inputs
+    if w.dtype.quantised:
+        product(to, node)
+        return
     number = to.product_type(w)
     rows = to.dense(to.operand(x, number))
     turned = factors(to, to.operand(w, number))

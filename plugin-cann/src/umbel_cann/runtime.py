@@ -116,28 +116,46 @@ class Npu:
 
     def wait(self, what: str = "the NPU") -> None:
         """Until everything launched is done; raises what went wrong."""
-        acl = self.use()
+        self.use()
         if not self.busy:
             return
         self.busy = False
-        if limited := acl.find("aclrtSynchronizeStreamWithTimeout"):
-            code = limited(self.stream, int(self.timeout * 1000))
-        else:
-            code = acl.function("aclrtSynchronizeStream")(self.stream)
-        if code:
-            error = acl.error(f"waiting for {what}", code)
-            if clear := acl.find("aclrtGetLastError"):
-                clear(THREAD_LEVEL)
+        if code := self._synchronised(self.stream):
+            error = self._error(what, code)
             if code == codes.SYNC_TIMEOUT:
                 self._leave_stream()
             raise error
+
+    def settle(self, stream: int, what: str) -> None:
+        """Waits for another stream; raises what went wrong in it."""
+        self.use()
+        if code := self._synchronised(stream):
+            raise self._error(what, code)
+
+    def _synchronised(self, stream: int) -> int:
+        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
+            return int(limited(stream, int(self.timeout * 1000)))
+        return int(self.acl.function("aclrtSynchronizeStream")(stream))
+
+    def _error(self, what: str, code: int) -> DeviceError:
+        error = self.acl.error(f"waiting for {what}", code)
+        if clear := self.acl.find("aclrtGetLastError"):
+            clear(THREAD_LEVEL)
+        return error
 
     def _leave_stream(self) -> None:
         """What hangs is left behind: a new stream can go on."""
         hanging, self.stream = self.stream, 0
         with contextlib.suppress(UmbelError):
-            self.acl.call("aclrtDestroyStreamForce", hanging)
-        self.stream = self.acl.number("aclrtCreateStream")
+            self.end_stream(hanging, by_force=True)
+        self.stream = self.new_stream()
+
+    def new_stream(self) -> int:
+        return self.use().number("aclrtCreateStream")
+
+    def end_stream(self, stream: int, *, by_force: bool = False) -> None:
+        """Waits for it, or leaves behind what is in it."""
+        self.use().call(f"aclrtDestroyStream{'Force' * by_force}", stream)
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all."""
@@ -164,6 +182,19 @@ class Npu:
         self.wait()
         if nbytes:
             self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def pin(self, nbytes: int) -> int:
+        """Memory of the host that the device reads and writes by itself."""
+        return self.use().number("aclrtMallocHost", nbytes)
+
+    def unpin(self, address: int) -> None:
+        self.use().call("aclrtFreeHost", address)
+
+    def send(self, to: int, pinned: int, nbytes: int, stream: int) -> None:
+        """From such memory to the device's; it has arrived when the stream has settled."""
+        if nbytes:
+            copy = (to, nbytes, pinned, nbytes, TO_DEVICE, stream)
+            self.use().call("aclrtMemcpyAsync", *copy)
 
     def close(self) -> None:
         """Stream and device, whatever state they are in."""

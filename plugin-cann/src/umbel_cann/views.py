@@ -14,10 +14,10 @@ from umbel.graph import Tensor
 
 from umbel_cann.acl import Acl
 
-FLOAT, FLOAT16, INT32 = 0, 1, 3  # aclDataType
+FLOAT, FLOAT16, INT8, INT32, INT4 = 0, 1, 2, 3, 29  # aclDataType
 TYPES = {"f32": FLOAT, "f16": FLOAT16, "i32": INT32}
 NAMES = {number: name for name, number in TYPES.items()}
-BYTES = {FLOAT: 4, FLOAT16: 2, INT32: 4}
+BYTES = {FLOAT: 4, FLOAT16: 2, INT8: 1, INT32: 4}
 ND = 2  # aclFormat: no layout but the strides
 
 Ints: TypeAlias = tuple[int, ...]
