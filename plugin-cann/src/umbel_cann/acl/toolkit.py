@@ -18,6 +18,11 @@ from pathlib import Path
 import attrs
 from umbel.errors import DeviceError
 
+# A release such as 8.1.RC1; beside it stand numbers of packages (7.7.0.1.238) and of the format
+_RELEASE = re.compile(
+    r"(?:_running_version=\[[^:\]\n]*:|^version_dir=|^version=)(\d+\.\d+[\w.]*)", re.MULTILINE
+)
+_ALONE = re.compile(r"^Version=(\d+\.\d+[\w.]*)", re.MULTILINE)  # where no release is told
 SIMULATOR = "UMBEL_CANN_SIMULATOR"  # a chip: the installed simulator, as that chip
 MARKER = "umbel-simulator"
 VARIABLES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
@@ -57,12 +62,13 @@ class Toolkit:
     @property
     def version(self) -> str:
         """As its files or its name tell it; empty where they do not."""
-        for file in ("version.cfg", "version.info", "runtime/version.info"):
+        info = f"{platform.machine()}-linux/ascend_toolkit_install.info"
+        for file in (info, "version.cfg", "opp/version.info", "runtime/version.info"):
             try:
                 text = (self.root / file).read_text(errors="replace")
             except OSError:
                 continue
-            if found := re.search(r"(\d+\.\d+[\w.]*)", text):
+            if found := _RELEASE.search(text) or _ALONE.search(text):
                 return found[1]
         named = re.search(r"(\d+\.\d+[\w.]*)$", self.root.resolve().name)
         return named[1] if named else ""
