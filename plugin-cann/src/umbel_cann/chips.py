@@ -30,7 +30,7 @@ class Chip:
 
 _UNMEASURED = (
     "AddRmsNorm Argsort Cat Clamp Exp GatherV2 Gelu IndexSelect InplaceIndexCopy Matmul Neg "
-    "ReduceSum Relu RmsNorm RotaryPositionEmbedding Softplus Sqrt SwiGlu Tanh Topk Abs "
+    "ReduceSum Relu RmsNorm RotaryPositionEmbedding Softplus Sort Sqrt SwiGlu Tanh Topk Abs "
     "WeightQuantBatchMatmulV2"
 )
 _310B = dict.fromkeys(_UNMEASURED.split(), "nobody has seen it work on a 310B")

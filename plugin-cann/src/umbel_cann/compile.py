@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import attrs
+import numpy as np
 from umbel.graph import Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_cann.chips import Chip
-from umbel_cann.heap import Heap
+from umbel_cann.divided import SCALE_FREE, carried
+from umbel_cann.heap import Heap, Region, padded
 from umbel_cann.lowering import Lowering, Missing
 from umbel_cann.operations import LOWERINGS
 from umbel_cann.program import Program, Room
-from umbel_cann.runtime import Npu
+from umbel_cann.runtime import TO_DEVICE, Npu
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
@@ -32,7 +34,11 @@ def lower(to: Lowering, node: Tensor) -> None:
         msg = "it takes no empty tensors"
         raise Unsupported(msg)
     to.begin(node)
+    power = carried(to, node)
+    to.raw = power > 0 or node.op.name in SCALE_FREE
     how(to, node)
+    if power:
+        to.divide(node, power, node.nbytes)
 
 
 def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
@@ -52,6 +58,7 @@ class Programs:
     chip: Chip
     heap: Heap
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
+    constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
 
@@ -77,9 +84,13 @@ class Programs:
                 break
 
     def _compile(self, graph: SplitGraph) -> Program:
+        exact = frozenset(t.storage for t in graph.outputs)
+
         def lowered(place: int, above: int) -> Lowering:
             missing = self.npu.acl.missing
-            lowering = Lowering(self.chip, missing, graph.slots, place=place, above=above)
+            lowering = Lowering(
+                self.chip, missing, graph.slots, exact, self._constant, place, above=above
+            )
             for node in graph.nodes:
                 lower(lowering, node)
             return lowering
@@ -90,6 +101,13 @@ class Programs:
             return Program(tuple(lowered(region.address, sized.peak).launches), region)
         return Program(tuple(sized.launches), None)
 
+    def _constant(self, key: Hashable, values: np.ndarray) -> int:
+        """Where these values are; written there when they are asked for first."""
+        if key not in self.constants:
+            self.constants[key] = region = self.heap.take(padded(values.nbytes))
+            self.npu.copy(region.address, values.ctypes.data, values.nbytes, TO_DEVICE)
+        return self.constants[key].address
+
     def forget(self, uid: int) -> None:
         if (program := self.made.pop(uid, None)) is not None:
             self.npu.wait()
@@ -99,6 +117,7 @@ class Programs:
         """Drops all; the device has been waited for."""
         while self.made:
             self.made.popitem()[1].drop(self.npu)
+        self.constants.clear()
 
     def counts(self) -> Mapping[str, int]:
         """What `status` tells."""

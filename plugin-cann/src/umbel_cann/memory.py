@@ -103,6 +103,8 @@ class NpuMemory:
     def accepts(self, tensor: Tensor) -> DType:
         if tensor.name.startswith(("k_cache.", "v_cache.")) and tensor.dtype is F32:
             return F16  # half the memory, and what attention operators take
+        if tensor.name.startswith("ssm.") and self.chip.float32:
+            return F32  # sums of all that came before, to which a token may add little
         kept = self._kept(tensor)
         if tensor.role is Role.WEIGHT:
             self._announce(tensor, kept)
