@@ -23,10 +23,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, tried_out: Callable[[str], None]) -> Run:
     """run(chip, *arguments, fault=, form=): Python with these; nothing it made may be left."""
 
     def on(chip: str, *arguments: object, leaks: bool = False, **given: str) -> object:
+        tried_out(chip)
         report = tmp_path / "report.json"
         env = {**os.environ, "UMBEL_CANN_SIMULATOR": chip}
         env |= {"UMBEL_CANN_SIMULATOR_REPORT": str(report)}
@@ -199,6 +200,7 @@ for _ in range(30):
 assert told[2] == told[-1], told
 assert status["memory_used"] <= status["memory_reserved"], status
 assert status["soc"] and status["health"] == "OK" and status["memory_free"] > 0, status
+assert status["operators"].endswith(" probes work"), status
 """
 FAULT = """
 import sys, umbel

@@ -25,6 +25,7 @@ from umbel_cann.views import (
     Ints,
     Unsupported,
     View,
+    Views,
     contiguous,
     window,
 )
@@ -89,17 +90,18 @@ class Lowering:
     # launches
 
     def emit(self, operator: str, *arguments: Argument) -> None:
-        self.require(operator)
+        self.require(operator, first_type(arguments))
         assert self._node is not None
         self.launches.append(Call(operator, arguments, self._node))
 
-    def require(self, operator: str) -> None:
-        if (why := self.why_not(operator)) is not None:
+    def require(self, operator: str, number: int | None = None) -> None:
+        if (why := self.why_not(operator, number)) is not None:
             raise Unsupported(why)
 
-    def why_not(self, operator: str) -> str | None:
-        why = self.chip.refused.get(operator)
-        return f"aclnn{operator}: {why}" if why else self.missing(operator)
+    def why_not(self, operator: str, number: int | None = None) -> str | None:
+        """Why it cannot be used: with its first tensor of that dtype, or with any."""
+        dtype = None if number is None else NAMES.get(number)
+        return self.missing(operator) or self.chip.why_not(operator, dtype)
 
     def launch(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -145,6 +147,16 @@ class Lowering:
         """In which dtype products with these weights are computed."""
         whole = w.dtype.name == "f32" and self.chip.float32_products
         return FLOAT if whole else FLOAT16
+
+
+def first_type(arguments: tuple[Argument, ...]) -> int | None:
+    """The dtype of the first tensor, which an operator's kernels are told apart by."""
+    for argument in arguments:
+        if isinstance(argument, Views):
+            return argument.views[0].type
+        if isinstance(argument, View):
+            return argument.type
+    return None
 
 
 def _room(view: View) -> int:

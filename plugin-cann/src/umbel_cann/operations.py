@@ -53,7 +53,7 @@ def _sqr(to: Lowering, node: Tensor) -> None:
 
 def _sqrt(to: Lowering, node: Tensor) -> None:
     """Where there is none: the square of rsqrt(rsqrt(x)), which is right for 0 too."""
-    if to.why_not("Sqrt") is None:
+    if to.why_not("Sqrt", type_of(node.dtype)) is None:
         return _unary("Sqrt")(to, node)
     x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
     inverse, root = (to.temporary(x.shape, x.type) for _ in range(2))
@@ -65,7 +65,7 @@ def _sqrt(to: Lowering, node: Tensor) -> None:
 
 def _exp(to: Lowering, node: Tensor) -> None:
     """Where there is none: a power of e."""
-    if to.why_not("Exp") is None:
+    if to.why_not("Exp", type_of(node.dtype)) is None:
         return _unary("Exp")(to, node)
     x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
     to.emit("PowScalarTensor", Scalar(float(np.e)), x, to.view(node))
@@ -102,7 +102,7 @@ def _concat(to: Lowering, node: Tensor) -> None:
     """Strided parts are copied into their place: one operator fails on them."""
     parts, axis = [to.view(t) for t in node.inputs], node.attrs["axis"]
     out, at = to.view(node), 0
-    if to.why_not("Cat") is None and all(part.dense for part in parts):
+    if to.why_not("Cat", out.type) is None and all(part.dense for part in parts):
         to.emit("Cat", Views(tuple(parts)), axis, out)
         return
     for part in parts:
@@ -114,7 +114,7 @@ def _concat(to: Lowering, node: Tensor) -> None:
 def _sum_rows(to: Lowering, node: Tensor) -> None:
     x, out = to.dense(to.operand(node.inputs[0], type_of(node.dtype))), to.view(node)
     last = Numbers((len(x.shape) - 1,))
-    if to.why_not("ReduceSum") is None:
+    if to.why_not("ReduceSum", x.type) is None:
         to.emit("ReduceSum", x, last, True, out.type, out)
         return
     mean = to.temporary(out.shape, out.type)

@@ -37,6 +37,7 @@ class View:
     address: int  # of the storage
     offset: int = 0
     elements: int = 0  # of the storage
+    format: int = ND
 
     @property
     def size(self) -> int:
@@ -155,7 +156,7 @@ class Descriptors:
         numbers = np.array((*view.shape, *view.strides, view.elements), np.int64)
         at = numbers.ctypes.data
         stride, storage = at + 8 * rank, at + 16 * rank
-        described = (view.offset, ND, storage, 1, view.address)
+        described = (view.offset, view.format, storage, 1, view.address)
         return self.acl.made("aclCreateTensor", at, rank, view.type, stride, *described)
 
     def _note(self, kind: str, handle: int) -> int:
