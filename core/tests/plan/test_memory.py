@@ -251,7 +251,8 @@ def test_room_is_asked_for_at_load(kit, load, told):
     if told.get("memory_free") == 9000:
         with pytest.raises(OutOfMemoryError, match="the context does not fit") as caught:
             load("llama", fake)
-        assert caught.value.expected == "at most 9000 bytes"
+        missing = caught.value.got - 9000
+        assert caught.value.expected == f"at most 9000 bytes: {missing} are missing"
         assert fake.room == 1 << 40
     else:
         load("llama", fake)
