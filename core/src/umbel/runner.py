@@ -114,7 +114,7 @@ class Runner:
         kinds = {name.partition(".")[0] for name in states if not name.startswith(LORA)}
         cells = self.state_shape.cells if "k_cache" in kinds else 0
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
-        return Cache(cells, slots)
+        return Cache(cells, slots, dense=any(home.info.grows for home in homes.values()))
 
     def _settle(self) -> tuple[list[ModelGraph], dict[str, Target]]:
         """The usual graphs, and where their states live, each kept as it is kept there."""
