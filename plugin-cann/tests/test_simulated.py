@@ -62,6 +62,26 @@ def test_a_story(run: Run, chip: str, form: str) -> None:
     assert "does not run everything" not in done.stderr
 
 
+MIXED = """
+import sys, umbel
+model = umbel.load(sys.argv[1], device=sys.argv[2], parallel=4)
+prompts = ("Once upon a time", "There was a dog", "A little girl", "The sun")
+asked = [(p, 60 + 100 * i) for i, p in enumerate(prompts)]
+made = [model.generate(p, max_tokens=n, temperature=0) for p, n in asked]
+print([generation.read() for generation in made])
+model.close()
+"""
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_contexts_that_grow(run: Run, chip: str) -> None:
+    """Several times while four texts are written: they are what the host writes."""
+    expected = run(chip, "-c", MIXED, STORY, "host", leaks=True)
+    done = run(chip, "-c", MIXED, STORY, "cann:0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected.stdout
+
+
 def test_a_decode_step_makes_nothing(run: Run, tmp_path: Path) -> None:
     """Neither descriptors nor executors after the first, and it waits once."""
     told = []
@@ -244,10 +264,20 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
 
 
 def test_little_memory(run: Run) -> None:
-    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    """What is missing; a model that does not fit is refused at once, and some layers do."""
+    done = story(run, "310B", "--device", "cann:0", fault="memory=800000")
     assert done.returncode != 0
     assert "the NPU has no room for" in done.stderr
     assert "are missing" in done.stderr
+    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    assert done.returncode != 0
+    assert "the model does not fit into the memory of cann:0" in done.stderr
+    assert "--offload-layers 4" in done.stderr
+    more = ("--offload-layers", "2", "--ubatch", "8")
+    done = story(run, "310B", "--device", "cann:0", *more, fault="memory=600000")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a little girl")
+    assert "host:0 computes" in done.stderr
 
 
 def test_an_older_toolkit(run: Run) -> None:

@@ -1,5 +1,6 @@
 """Refuses what cannot fit into a device's memory, before any of it is taken."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,6 +9,8 @@ from umbel.errors import OutOfMemoryError
 from umbel.graph import Role, Tensor
 from umbel.plan.memory import Target
 from umbel.plan.stages import layer_of
+
+log = logging.getLogger("umbel")
 
 
 def check(target: Target, tensors: Sequence[Tensor]) -> None:
@@ -25,4 +28,7 @@ def check(target: Target, tensors: Sequence[Tensor]) -> None:
             what, do = "model", f"take a smaller model, or --offload-layers {fit}"
         msg = f"the {what} does not fit into the memory of {target.name}"
         expected = f"at most {free} bytes: {need - free} are missing"
+        if what == "context" and target.info.grows:
+            log.warning("all of %s: it ends where the memory does (%s)", msg, expected)
+            return
         raise OutOfMemoryError(msg, expected=expected, got=need, do=do)
