@@ -67,7 +67,8 @@ class NpuBuffer:
         self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
-        if not isinstance(source, NpuBuffer) or source.npu is not self.npu:
+        """From another NPU where they reach each other; the core has waited for that one."""
+        if not isinstance(source, NpuBuffer) or not self.npu.reaches(source.npu):
             return False
         place = source.handle + source_offset
         self.npu.copy(self.handle + offset, place, nbytes, WITHIN)

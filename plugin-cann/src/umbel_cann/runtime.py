@@ -93,6 +93,7 @@ class Npu:
         self.cancelled = False
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.context = self.stream = 0
+        self._peers: dict[int, bool] = {}
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
         try:
@@ -164,6 +165,18 @@ class Npu:
         self.wait()
         if nbytes:
             self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def reaches(self, other: Npu) -> bool:
+        """Whether it copies from the other's memory without the host; asked once of each."""
+        if other is not self and other.index not in self._peers:
+            self._peers[other.index] = False
+            with contextlib.suppress(UmbelError):
+                acl, pair = self.use(), (self.index, other.index)
+                can = acl.number("aclrtDeviceCanAccessPeer", *pair, kind=ctypes.c_int32)
+                if can:
+                    acl.call("aclrtDeviceEnablePeerAccess", other.index, 0)
+                self._peers[other.index] = bool(can)
+        return other is self or self._peers[other.index]
 
     def close(self) -> None:
         """Stream and device, whatever state they are in."""
