@@ -279,6 +279,21 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
     assert "then: , there was" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("chip", "when", "stride"),
+    [("910B", "replay", 1), ("310B", "replay", 3), ("310P", "replay", 3)]
+    + [(chip, "first", 59) for chip in CHIPS],
+)
+def test_every_call_fails_once(run: Run, chip: str, when: str, stride: int) -> None:
+    """Of a prompt and two steps of decoding: a typed error each, no hang, no leak, and on."""
+    done = run(chip, HERE / "faulty.py", STORY, when, stride)
+    assert done.returncode == 0, done.stderr
+    calls, tried, errors = map(int, done.stdout.split())
+    assert calls > 400
+    assert tried == -(-calls // stride)
+    assert errors > 0.7 * tried
+
+
 def test_little_memory(run: Run) -> None:
     """What is missing; a model that does not fit is refused at once, and some layers do."""
     done = story(run, "310B", "--device", "cann:0", fault="memory=800000")

@@ -121,17 +121,20 @@ class Npu:
         if not self.busy:
             return
         self.busy = False
-        if limited := acl.find("aclrtSynchronizeStreamWithTimeout"):
-            code = limited(self.stream, int(self.timeout * 1000))
-        else:
-            code = acl.function("aclrtSynchronizeStream")(self.stream)
-        if code:
+        if code := self._synchronise():
             error = acl.error(f"waiting for {what}", code)
+            # it may still be at work, in memory that the next step writes
+            if code == codes.SYNC_TIMEOUT or self._synchronise():
+                self._leave_stream()
             if clear := acl.find("aclrtGetLastError"):
                 clear(THREAD_LEVEL)
-            if code == codes.SYNC_TIMEOUT:
-                self._leave_stream()
+            acl.recent()
             raise error
+
+    def _synchronise(self) -> int:
+        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
+            return int(limited(self.stream, int(self.timeout * 1000)))
+        return int(self.acl.function("aclrtSynchronizeStream")(self.stream))
 
     def _leave_stream(self) -> None:
         """What hangs is left behind: a new stream can go on."""
