@@ -58,7 +58,9 @@ def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) 
     opened = Opened.new(found, device.index, options["dtype"], options["timeout"])
     _open[device.name] = opened
     free, total = opened.npu.memory()
-    return DeviceInfo(total, free, opened.memory.dtype.name, details=opened.details())
+    return DeviceInfo(
+        total, free, opened.memory.dtype.name, grows=True, details=opened.details()
+    )
 
 
 @hookimpl

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-from umbel.graph import Tensor
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_cann.chips import Chip
-from umbel_cann.heap import Heap
 from umbel_cann.lowering import Lowering, Missing
+from umbel_cann.memory import NpuMemory
 from umbel_cann.operations import LOWERINGS
 from umbel_cann.program import Program, Room
 from umbel_cann.runtime import Npu
+from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
@@ -50,16 +51,25 @@ class Programs:
 
     npu: Npu
     chip: Chip
-    heap: Heap
+    memory: NpuMemory
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.scratch, self.workspace = Room(self.heap), Room(self.heap)
+        heap = self.memory.heap
+        self.scratch, self.workspace = Room(heap), Room(heap)
 
     def run(self, graph: SplitGraph) -> None:
-        program = self.made.pop(graph.uid, None) or self._compile(graph)
+        program = self.made.pop(graph.uid, None)
+        states = program.written if program else written(graph.nodes, graph.slots)
+        for rows in states:
+            rows.make_room()
+        if program is not None and program.moved not in (None, self.memory.moved):
+            self.npu.wait()
+            program.drop(self.npu)  # what it knows of states lies elsewhere
+            program = None
+        program = program or self._compile(graph, states)
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
@@ -76,7 +86,7 @@ class Programs:
             if left >= 0:
                 break
 
-    def _compile(self, graph: SplitGraph) -> Program:
+    def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
         def lowered(place: int, above: int) -> Lowering:
             missing = self.npu.acl.missing
             lowering = Lowering(self.chip, missing, graph.slots, place=place, above=above)
@@ -85,10 +95,13 @@ class Programs:
             return lowering
 
         sized = lowered(0, 0)
+        region = None
         if needed := sized.peak + sized.lasting:
             region = self.scratch.at_least(needed)
-            return Program(tuple(lowered(region.address, sized.peak).launches), region)
-        return Program(tuple(sized.launches), None)
+            sized = lowered(region.address, sized.peak)
+        knows = any(t.role is Role.STATE for t in graph.slots)
+        moved = self.memory.moved if knows else None
+        return Program(tuple(sized.launches), region, states, moved)
 
     def forget(self, uid: int) -> None:
         if (program := self.made.pop(uid, None)) is not None:

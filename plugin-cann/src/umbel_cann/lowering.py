@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 
 import attrs
-from umbel.graph import Tensor
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import Slot
 
 from umbel_cann.chips import Chip
 from umbel_cann.heap import ALIGNMENT, padded
 from umbel_cann.program import Call, Launch
+from umbel_cann.states import rows_of
 from umbel_cann.views import (
     BYTES,
     FLOAT,
@@ -60,7 +61,14 @@ class Lowering:
         if self.slots is None:
             return self._allowed(window(t, 0))
         slot = self.slots[t.storage]
-        return window(t, slot.buffer.handle + slot.offset)
+        view = window(t, slot.buffer.handle + slot.offset)
+        if t.storage.role is not Role.STATE:
+            return view
+        whole = t.storage.shape[0]
+        rows = rows_of(t.storage, slot.buffer.nbytes)  # that have memory
+        elements = view.elements // whole * rows
+        shape = (rows, *t.shape[1:]) if t.shape[0] == whole else t.shape
+        return attrs.evolve(view, shape=shape, elements=elements)
 
     def _allowed(self, view: View) -> View:
         if view.type == FLOAT and not self.chip.float32:

@@ -39,7 +39,7 @@ class Opened:
                 msg = f"a {kind.name} computes float16 alone"
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
-            programs = Programs(npu, kind, memory.heap)
+            programs = Programs(npu, kind, memory)
             npu.on_close += [programs.clear, memory.heap.release]
             health = smi.Health(toolkit.root, index)
             return cls(npu, kind, memory, programs, health, found)

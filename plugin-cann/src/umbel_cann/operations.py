@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 from umbel.graph import Role, Tensor
@@ -13,6 +12,7 @@ from umbel_cann.lowering import Lowering
 from umbel_cann.norms import norm, rms_norm
 from umbel_cann.products import mul_mat
 from umbel_cann.program import RowCopies
+from umbel_cann.states import integers
 from umbel_cann.views import (
     BYTES,
     ONE,
@@ -150,16 +150,8 @@ def _set_rows(to: Lowering, node: Tensor) -> None:
     if storage.role is not Role.INPUT or ids.shape != storage.shape or not target.dense:
         msg = "set_rows to where the host does not know"
         raise Unsupported(msg)
-    known = _integers(to, storage)
+    known = integers(storage, to.slots) if to.slots else lambda: None
     to.launch(RowCopies(target, rows, target.shape[1] * BYTES[target.type], known, node))
-
-
-def _integers(to: Lowering, storage: Tensor) -> Callable[[], np.ndarray | None]:
-    """What the host wrote last into an input."""
-    if to.slots is None:
-        return lambda: None
-    slot = to.slots[storage]
-    return partial(slot.buffer.integers.get, slot.offset)  # type: ignore[attr-defined]
 
 
 LOWERINGS: Mapping[str, Lower] = {

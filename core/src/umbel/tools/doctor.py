@@ -15,9 +15,9 @@ import umbel
 from umbel import host, plugins
 from umbel.backend import one_line
 from umbel.errors import OptionError, UmbelError
+from umbel.extras.locate import find_model
 from umbel.gguf.types import F32
 from umbel.hookspecs import Device, Finding
-from umbel.locate import find_model
 from umbel.tools.machine import CHECKS, size
 
 TIME_LIMIT = 2.0  # seconds for the `doctor()` of one plugin
