@@ -58,7 +58,9 @@ def test_a_missing_symbol_is_the_reason() -> None:
     x = leaf(4, 64)
     reason = unsupported(node("silu", x), LARGE, lambda _: "not in this version")
     assert reason == "not in this version"
-    assert unsupported(node("relu", x), SMALL, lambda _: None).startswith("aclnnRelu: nobody")
+    assert unsupported(node("relu", x), SMALL, lambda _: None).startswith(
+        "aclnnRelu of f16: nobody"
+    )
     assert calls(node("concat", x, x, axis=0), LARGE) == ["Cat"]
     assert calls(node("concat", x, x, axis=0), LARGE, ("Cat",)) == ["InplaceCopy"] * 2
 
@@ -72,7 +74,7 @@ def test_a_missing_symbol_is_the_reason() -> None:
         (
             node("top_k", leaf(4, 8), k=2),
             SMALL,
-            "aclnnSort: nobody has seen it work on a 310B",
+            "aclnnSort of f16: nobody has seen it work on a 310B",
         ),
         (
             node("softplus", leaf(4, 8)),
@@ -213,6 +215,7 @@ class Place:
     """Memory that is somewhere."""
 
     handle: int = 0
+    nbytes = 1 << 30
 
 
 def test_what_is_too_large_is_kept_divided() -> None:

@@ -26,10 +26,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, tried_out: Callable[[str], None]) -> Run:
     """run(chip, *arguments, fault=, form=): Python with these; nothing it made may be left."""
 
     def on(chip: str, *arguments: object, leaks: bool = False, **given: str) -> object:
+        tried_out(chip)
         report = tmp_path / "report.json"
         env = {**os.environ, "UMBEL_CANN_SIMULATOR": chip}
         env |= {"UMBEL_CANN_SIMULATOR_REPORT": str(report)}
@@ -63,6 +64,26 @@ def test_a_story(run: Run, chip: str, form: str) -> None:
     assert done.stdout == expected.stdout
     assert "cann:0 (simulated)" in done.stderr
     assert "does not run everything" not in done.stderr
+
+
+MIXED = """
+import sys, umbel
+model = umbel.load(sys.argv[1], device=sys.argv[2], parallel=4)
+prompts = ("Once upon a time", "There was a dog", "A little girl", "The sun")
+asked = [(p, 60 + 100 * i) for i, p in enumerate(prompts)]
+made = [model.generate(p, max_tokens=n, temperature=0) for p, n in asked]
+print([generation.read() for generation in made])
+model.close()
+"""
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_contexts_that_grow(run: Run, chip: str) -> None:
+    """Several times while four texts are written: they are what the host writes."""
+    expected = run(chip, "-c", MIXED, STORY, "host", leaks=True)
+    done = run(chip, "-c", MIXED, STORY, "cann:0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected.stdout
 
 
 def test_a_decode_step_makes_nothing(run: Run, tmp_path: Path) -> None:
@@ -130,11 +151,27 @@ def test_long_rows_on_a_small_chip(run: Run) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_chips(run: Run) -> None:
-    """Layers on two of them, copied between by way of the host."""
-    done = story(run, "910B", "--device", "cann:0,cann:1")
+TWO = """
+import sys, umbel, umbel.plan.emit
+umbel.plan.emit.LEAST = 1000
+model = umbel.load(sys.argv[1], device="cann:0,cann:1", split=sys.argv[2])
+print("".join(model.generate("Once upon a time", max_tokens=16, temperature=0)))
+held = [model.runner.weights.nbytes(target) for target in model.runner.targets[:2]]
+assert 0.5 < held[0] / held[1] < 2, held
+model.close()
+"""
+
+
+@pytest.mark.parametrize("split", ["layer", "row"])
+@pytest.mark.parametrize("chip", ["310P", "910B"])
+def test_two_chips(run: Run, tmp_path: Path, chip: str, split: str) -> None:
+    """Each with half of the weights; 910B copy from each other, 310P by way of the host."""
+    expected = story(run, chip, "--device", "cann:0")
+    done = run(chip, "-c", TWO, STORY, split)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(", there was a little girl")
+    assert done.stdout == expected.stdout
+    if chip == "910B":
+        assert json.loads((tmp_path / "report.json").read_text())["counters"]["d2d_bytes"] > 0
 
 
 def figures(run: Run, chip: str, *arguments: str) -> dict[str, dict[str, object]]:
@@ -237,6 +274,7 @@ for _ in range(30):
 assert told[2] == told[-1], told
 assert status["memory_used"] <= status["memory_reserved"], status
 assert status["soc"] and status["health"] == "OK" and status["memory_free"] > 0, status
+assert status["operators"].endswith(" probes work"), status
 """
 FAULT = """
 import sys, umbel
@@ -281,11 +319,36 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
     assert "then: , there was" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("chip", "when", "stride"),
+    [("910B", "replay", 1), ("310B", "replay", 3), ("310P", "replay", 3)]
+    + [(chip, "first", 59) for chip in CHIPS],
+)
+def test_every_call_fails_once(run: Run, chip: str, when: str, stride: int) -> None:
+    """Of a prompt and two steps of decoding: a typed error each, no hang, no leak, and on."""
+    done = run(chip, HERE / "faulty.py", STORY, when, stride)
+    assert done.returncode == 0, done.stderr
+    calls, tried, errors = map(int, done.stdout.split())
+    assert calls > 400
+    assert tried == -(-calls // stride)
+    assert errors > 0.7 * tried
+
+
 def test_little_memory(run: Run) -> None:
-    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    """What is missing; a model that does not fit is refused at once, and some layers do."""
+    done = story(run, "310B", "--device", "cann:0", fault="memory=800000")
     assert done.returncode != 0
     assert "the NPU has no room for" in done.stderr
     assert "are missing" in done.stderr
+    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    assert done.returncode != 0
+    assert "the model does not fit into the memory of cann:0" in done.stderr
+    assert "--offload-layers 4" in done.stderr
+    more = ("--offload-layers", "2", "--ubatch", "8")
+    done = story(run, "310B", "--device", "cann:0", *more, fault="memory=600000")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a little girl")
+    assert "host:0 computes" in done.stderr
 
 
 def test_an_older_toolkit(run: Run) -> None:

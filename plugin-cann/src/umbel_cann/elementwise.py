@@ -52,7 +52,7 @@ def sqr(to: Lowering, node: Tensor) -> None:
 
 def sqrt(to: Lowering, node: Tensor) -> None:
     """Where there is none: the square of rsqrt(rsqrt(x)), which is right for 0 too."""
-    if to.why_not("Sqrt") is None:
+    if to.why_not("Sqrt", type_of(node.dtype)) is None:
         return unary("Sqrt")(to, node)
     x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
     inverse, root = (to.temporary(x.shape, x.type) for _ in range(2))
@@ -68,7 +68,7 @@ def exp(to: Lowering, node: Tensor) -> None:
 
 def exp_of(to: Lowering, x: View, out: View) -> None:
     """Where there is none: a power of e."""
-    if to.why_not("Exp") is None:
+    if to.why_not("Exp", x.type) is None:
         to.emit("Exp", x, out)
     else:
         to.emit("PowScalarTensor", Scalar(float(np.e)), x, out)
@@ -76,7 +76,7 @@ def exp_of(to: Lowering, x: View, out: View) -> None:
 
 def tanh_of(to: Lowering, x: View, out: View) -> None:
     """Where there is none: 2 sigmoid(2 x) - 1, with an error that is small beside 1, not x."""
-    if to.why_not("Tanh") is None:
+    if to.why_not("Tanh", x.type) is None:
         to.emit("Tanh", x, out)
         return
     a, b = (to.temporary(x.shape, x.type) for _ in range(2))
@@ -106,7 +106,7 @@ def softplus_of(to: Lowering, x: View) -> View:
     """log(1 + exp(x)) of finite values, also where there is neither a logarithm nor a maximum:
     x / 2 + |x| / 2 + log(1 + exp(-|x|))."""
     out = to.temporary(x.shape, x.type)
-    if x.type == FLOAT and to.why_not("Softplus") is None:
+    if x.type == FLOAT and to.why_not("Softplus", FLOAT) is None:
         to.emit("Softplus", x, ONE, Scalar(20.0), out)
         return out
     size, e, s, square, cube, sum_ = (to.temporary(x.shape, x.type) for _ in range(6))

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 
 import attrs
 import numpy as np
-from umbel.graph import Tensor
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import Slot
 
 from umbel_cann.chips import Chip
 from umbel_cann.heap import ALIGNMENT, padded
 from umbel_cann.program import Call, Launch
+from umbel_cann.states import rows_of
 from umbel_cann.views import (
     BYTES,
     FLOAT,
@@ -29,6 +30,7 @@ from umbel_cann.views import (
     Scalar,
     Unsupported,
     View,
+    Views,
     contiguous,
     window,
 )
@@ -78,7 +80,14 @@ class Lowering:
         if self.slots is None:
             return window(t, 0)
         slot = self.slots[t.storage]
-        return window(t, slot.buffer.handle + slot.offset)
+        view = window(t, slot.buffer.handle + slot.offset)
+        if t.storage.role is not Role.STATE:
+            return view
+        whole = t.storage.shape[0]
+        rows = rows_of(t.storage, slot.buffer.nbytes)  # that have memory
+        elements = view.elements // whole * rows
+        shape = (rows, *t.shape[1:]) if t.shape[0] == whole else t.shape
+        return attrs.evolve(view, shape=shape, elements=elements)
 
     def divide(self, node: Tensor, power: int, nbytes: int) -> None:
         """The first bytes of a result are divided by that power of two."""
@@ -139,17 +148,18 @@ class Lowering:
     # launches
 
     def emit(self, operator: str, *arguments: Argument) -> None:
-        self.require(operator)
+        self.require(operator, first_type(arguments))
         assert self._node is not None
         self.launches.append(Call(operator, arguments, self._node))
 
-    def require(self, operator: str) -> None:
-        if (why := self.why_not(operator)) is not None:
+    def require(self, operator: str, number: int | None = None) -> None:
+        if (why := self.why_not(operator, number)) is not None:
             raise Unsupported(why)
 
-    def why_not(self, operator: str) -> str | None:
-        why = self.chip.refused.get(operator)
-        return f"aclnn{operator}: {why}" if why else self.missing(operator)
+    def why_not(self, operator: str, number: int | None = None) -> str | None:
+        """Why it cannot be used: with its first tensor of that dtype, or with any."""
+        dtype = None if number is None else NAMES.get(number)
+        return self.missing(operator) or self.chip.why_not(operator, dtype)
 
     def launch(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -205,6 +215,16 @@ class Lowering:
         """In which dtype products with these weights are computed."""
         whole = w.dtype.name == "f32" and self.chip.float32_products
         return FLOAT if whole else FLOAT16
+
+
+def first_type(arguments: tuple[Argument, ...]) -> int | None:
+    """The dtype of the first tensor, which an operator's kernels are told apart by."""
+    for argument in arguments:
+        if isinstance(argument, Views):
+            return argument.views[0].type
+        if isinstance(argument, View):
+            return argument.type
+    return None
 
 
 def _room(view: View) -> int:

@@ -13,7 +13,8 @@ def rms_norm(to: Lowering, node: Tensor) -> None:
     number, out = type_of(node.dtype), to.view(node)
     eps = node.attrs["eps"] * 4.0 ** -to.power(x)
     wide = x.shape[-1] * BYTES[number] >= to.chip.least_row
-    if wide and weight and _plain(x, weight[0]) and to.why_not("RmsNorm") is None:
+    works = wide and to.why_not("RmsNorm", number) is None
+    if works and weight and _plain(x, weight[0]):
         root = to.temporary((*x.shape[:-1], 1), FLOAT)
         gamma = to.operand(weight[0], number)
         rows = to.dense(to.operand(x, number))

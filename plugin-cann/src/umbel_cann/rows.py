@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from umbel.graph import Role, Tensor
@@ -12,6 +10,7 @@ from umbel.graph import Role, Tensor
 from umbel_cann.lowering import Lowering
 from umbel_cann.products import KEEP
 from umbel_cann.program import RowCopies
+from umbel_cann.states import integers
 from umbel_cann.views import (
     BYTES,
     INT32,
@@ -33,7 +32,7 @@ def concat(to: Lowering, node: Tensor) -> None:
     """Strided parts are copied into their place: one operator fails on them."""
     parts, axis = [to.view(t) for t in node.inputs], node.attrs["axis"]
     out, at = to.view(node), 0
-    if to.why_not("Cat") is None and all(part.dense for part in parts):
+    if to.why_not("Cat", out.type) is None and all(part.dense for part in parts):
         to.emit("Cat", Views(tuple(parts)), axis, out)
         return
     for part in parts:
@@ -50,7 +49,7 @@ def sum_rows(to: Lowering, node: Tensor) -> None:
 def sum_of(to: Lowering, x: View, out: View) -> None:
     """Over the last axis, which stays; where there is no sum, from the mean."""
     last = Numbers((len(x.shape) - 1,))
-    if to.why_not("ReduceSum") is None:
+    if to.why_not("ReduceSum", x.type) is None:
         to.emit("ReduceSum", x, last, True, out.type, out)
         return
     mean = to.temporary(out.shape, out.type)
@@ -114,16 +113,8 @@ def set_rows(to: Lowering, node: Tensor) -> None:
     if storage.role is not Role.INPUT or ids.shape != storage.shape or not target.dense:
         msg = "set_rows to where the host does not know"
         raise Unsupported(msg)
-    known = _integers(to, storage)
+    known = integers(storage, to.slots) if to.slots else lambda: None
     to.launch(RowCopies(target, rows, target.shape[1] * BYTES[target.type], known, node))
-
-
-def _integers(to: Lowering, storage: Tensor) -> Callable[[], np.ndarray | None]:
-    """What the host wrote last into an input."""
-    if to.slots is None:
-        return lambda: None
-    slot = to.slots[storage]
-    return partial(slot.buffer.integers.get, slot.offset)  # type: ignore[attr-defined]
 
 
 def top_k(to: Lowering, node: Tensor) -> None:

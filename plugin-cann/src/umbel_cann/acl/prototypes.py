@@ -104,6 +104,7 @@ OPERATORS: Mapping[str, str] = {
     "Div": "TTT",
     "Embedding": "TTT",
     "Exp": "TT",
+    "FusedInferAttentionScoreV2": "TLLTTAATTTTTTTTTTTTTTTTAldllslllllbllTT",
     "GatherV2": "TlTT",
     "Gelu": "TT",
     "GeluV2": "TlT",
