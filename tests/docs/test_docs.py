@@ -30,7 +30,7 @@ from runpy import run_path
 import attrs
 import numpy as np
 import pytest
-from umbel.locate import DEMO_FILE
+from umbel.extras.locate import DEMO_FILE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "core/README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -93,6 +93,7 @@ class Npu:
         self.cancelled = False
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.context = self.stream = 0
+        self._peers: dict[int, bool] = {}
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
         try:
@@ -120,17 +121,20 @@ class Npu:
         if not self.busy:
             return
         self.busy = False
-        if limited := acl.find("aclrtSynchronizeStreamWithTimeout"):
-            code = limited(self.stream, int(self.timeout * 1000))
-        else:
-            code = acl.function("aclrtSynchronizeStream")(self.stream)
-        if code:
+        if code := self._synchronise():
             error = acl.error(f"waiting for {what}", code)
+            # it may still be at work, in memory that the next step writes
+            if code == codes.SYNC_TIMEOUT or self._synchronise():
+                self._leave_stream()
             if clear := acl.find("aclrtGetLastError"):
                 clear(THREAD_LEVEL)
-            if code == codes.SYNC_TIMEOUT:
-                self._leave_stream()
+            acl.recent()
             raise error
+
+    def _synchronise(self) -> int:
+        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
+            return int(limited(self.stream, int(self.timeout * 1000)))
+        return int(self.acl.function("aclrtSynchronizeStream")(self.stream))
 
     def _leave_stream(self) -> None:
         """What hangs is left behind: a new stream can go on."""
@@ -164,6 +168,18 @@ class Npu:
         self.wait()
         if nbytes:
             self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def reaches(self, other: Npu) -> bool:
+        """Whether it copies from the other's memory without the host; asked once of each."""
+        if other is not self and other.index not in self._peers:
+            self._peers[other.index] = False
+            with contextlib.suppress(UmbelError):
+                acl, pair = self.use(), (self.index, other.index)
+                can = acl.number("aclrtDeviceCanAccessPeer", *pair, kind=ctypes.c_int32)
+                if can:
+                    acl.call("aclrtDeviceEnablePeerAccess", other.index, 0)
+                self._peers[other.index] = bool(can)
+        return other is self or self._peers[other.index]
 
     def close(self) -> None:
         """Stream and device, whatever state they are in."""

@@ -28,7 +28,8 @@ MARKER = "umbel-simulator"
 VARIABLES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 INSTALLED = ("cann-*", "cann", "ascend-toolkit/latest", "ascend-toolkit/[0-9]*", "nnrt/latest")
 STUBS = {"stub", "stubs", "devlib"}  # libraries to link against, which do nothing
-_OPERATORS = "opp/built-in/op_impl/ai_core/tbe/op_api/lib/linux"
+_BUILT_IN = "opp/built-in/op_impl/ai_core/tbe"
+_OPERATORS = f"{_BUILT_IN}/op_api/lib/linux"
 
 
 @attrs.frozen
@@ -83,6 +84,15 @@ class Toolkit:
             paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
             yield from (Path(path) for path in paths if path)
 
+    def kernels(self) -> Iterator[Path]:
+        """What changes when kernels are installed; of a simulator the chip's file."""
+        if self.simulated:
+            yield self.root / "chips" / f"{self.chip}.txt"
+            return
+        yield from sorted((self.root / _BUILT_IN).glob("kernel/*"))
+        if packages := os.environ.get("ASCEND_OPP_PATH"):
+            yield Path(packages)
+
     def library(self, name: str) -> Path | None:
         """A library's file; never a stub."""
         for folder in self.folders():
@@ -106,6 +116,15 @@ def toolkits(root: Path = Path("/")) -> list[Toolkit]:
 def toolkit() -> Toolkit | None:
     """The one to use."""
     return next(iter(toolkits()), None)
+
+
+def required(where: str) -> Toolkit:
+    """The one to use; a `DeviceError` where there is none."""
+    found = toolkit()
+    if found is None:
+        msg, do = "there is no CANN", "install the toolkit, or source its set_env.sh"
+        raise DeviceError(msg, where=where, do=do)
+    return found
 
 
 def _simulator() -> Toolkit:
