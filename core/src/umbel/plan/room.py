@@ -21,14 +21,16 @@ def check(target: Target, tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         layers[layer_of(tensor)] += target.buffer_type.alloc_size(tensor)
     if 0 < free < (need := layers.total()):
-        what, do = "context", "take a smaller ctx or parallel, or kv q8_0"
+        expected = f"at most {free} bytes: {need - free} are missing"
         if tensors[0].role is Role.WEIGHT:  # the last layers are those to be kept
             room = free - layers.pop(-1, 0)
             fit = sum(n <= room for n in accumulate(layers[i] for i in sorted(layers)[::-1]))
-            what, do = "model", f"take a smaller model, or --offload-layers {fit}"
-        msg = f"the {what} does not fit into the memory of {target.name}"
-        expected = f"at most {free} bytes: {need - free} are missing"
-        if what == "context" and target.info.grows:
-            log.warning("all of %s: it ends where the memory does (%s)", msg, expected)
-            return
+            msg = f"the model does not fit into the memory of {target.name}"
+            do = f"take a smaller model, or --offload-layers {fit}"
+        else:
+            msg = f"the context does not fit into the memory of {target.name}"
+            do = "take a smaller ctx or parallel, or kv q8_0"
+            if target.info.grows:
+                log.warning("all of %s: it ends where the memory does (%s)", msg, expected)
+                return
         raise OutOfMemoryError(msg, expected=expected, got=need, do=do)
