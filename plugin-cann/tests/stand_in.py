@@ -42,6 +42,9 @@ class StandIn:
     def wait(self) -> None:
         self.waits += 1
 
+    def reaches(self, other: StandIn) -> bool:
+        return other is self
+
     def memory(self) -> tuple[int, int]:
         return self.left, self.left + sum(self.blocks.values())
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import attrs
-from umbel.graph import Tensor
+import numpy as np
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_cann.chips import Chip
-from umbel_cann.heap import Heap
+from umbel_cann.divided import SCALE_FREE, carried
+from umbel_cann.heap import Region, padded
 from umbel_cann.lowering import Lowering, Missing
+from umbel_cann.memory import NpuMemory
 from umbel_cann.operations import LOWERINGS
 from umbel_cann.program import Program, Room
-from umbel_cann.runtime import Npu
+from umbel_cann.runtime import TO_DEVICE, Npu
+from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
@@ -32,7 +36,11 @@ def lower(to: Lowering, node: Tensor) -> None:
         msg = "it takes no empty tensors"
         raise Unsupported(msg)
     to.begin(node)
+    power = carried(to, node)
+    to.raw = power > 0 or node.op.name in SCALE_FREE
     how(to, node)
+    if power:
+        to.divide(node, power, node.nbytes)
 
 
 def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
@@ -50,16 +58,26 @@ class Programs:
 
     npu: Npu
     chip: Chip
-    heap: Heap
+    memory: NpuMemory
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
+    constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.scratch, self.workspace = Room(self.heap), Room(self.heap)
+        heap = self.memory.heap
+        self.scratch, self.workspace = Room(heap), Room(heap)
 
     def run(self, graph: SplitGraph) -> None:
-        program = self.made.pop(graph.uid, None) or self._compile(graph)
+        program = self.made.pop(graph.uid, None)
+        states = program.written if program else written(graph.nodes, graph.slots)
+        for rows in states:
+            rows.make_room()
+        if program is not None and program.moved not in (None, self.memory.moved):
+            self.npu.wait()
+            program.drop(self.npu)  # what it knows of states lies elsewhere
+            program = None
+        program = program or self._compile(graph, states)
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
@@ -76,19 +94,33 @@ class Programs:
             if left >= 0:
                 break
 
-    def _compile(self, graph: SplitGraph) -> Program:
+    def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
+        exact = frozenset(t.storage for t in graph.outputs)
+
         def lowered(place: int, above: int) -> Lowering:
             missing = self.npu.acl.missing
-            lowering = Lowering(self.chip, missing, graph.slots, place=place, above=above)
+            lowering = Lowering(
+                self.chip, missing, graph.slots, exact, self._constant, place, above=above
+            )
             for node in graph.nodes:
                 lower(lowering, node)
             return lowering
 
         sized = lowered(0, 0)
+        region = None
         if needed := sized.peak + sized.lasting:
             region = self.scratch.at_least(needed)
-            return Program(tuple(lowered(region.address, sized.peak).launches), region)
-        return Program(tuple(sized.launches), None)
+            sized = lowered(region.address, sized.peak)
+        knows = any(t.role is Role.STATE for t in graph.slots)
+        moved = self.memory.moved if knows else None
+        return Program(tuple(sized.launches), region, states, moved)
+
+    def _constant(self, key: Hashable, values: np.ndarray) -> int:
+        """Where these values are; written there when they are asked for first."""
+        if key not in self.constants:
+            self.constants[key] = region = self.memory.heap.take(padded(values.nbytes))
+            self.npu.copy(region.address, values.ctypes.data, values.nbytes, TO_DEVICE)
+        return self.constants[key].address
 
     def forget(self, uid: int) -> None:
         if (program := self.made.pop(uid, None)) is not None:
@@ -99,6 +131,7 @@ class Programs:
         """Drops all; the device has been waited for."""
         while self.made:
             self.made.popitem()[1].drop(self.npu)
+        self.constants.clear()
 
     def counts(self) -> Mapping[str, int]:
         """What `status` tells."""

@@ -4,10 +4,14 @@ Weights and states are announced before the first has memory: while a model is p
 is asked of all weights, and `alloc_size` of all states when their sum is held against what is
 free. So a few large pieces of memory can be taken for them. A wrong guess does no harm: what is
 left of a piece is for whatever comes.
+
+Of a state the first rows have memory; it grows as further ones are written (`states.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 _PIECE = 256 << 20  # bytes of weights that are taken at once, or a sixth of a larger model
+BLOCK = 128  # rows by which states grow
 _KNOWN = 1 << 16  # bytes of integers of a step that the host remembers
 
 
@@ -38,8 +43,9 @@ class NpuBuffer:
     region: Region
     npu: Npu
     # The integers that the host wrote, by offset: a device that cannot scatter copies rows to
-    # where they say.
+    # where they say, and states grow as far as they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
+    grow: Callable[[NpuBuffer, int], None] | None = None  # makes it hold so many bytes
 
     @property
     def nbytes(self) -> int:
@@ -56,13 +62,16 @@ class NpuBuffer:
 
     def write(self, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data)
+        if self.grow is not None and offset + raw.nbytes > self.nbytes:
+            self.grow(self, offset + raw.nbytes)
         self.integers.pop(offset, None)
         if raw.dtype == np.int32 and raw.nbytes <= _KNOWN:
             self.integers[offset] = raw.reshape(-1).copy()
         self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
-        if not isinstance(source, NpuBuffer) or source.npu is not self.npu:
+        """From another NPU where they reach each other; the core has waited for that one."""
+        if not isinstance(source, NpuBuffer) or not self.npu.reaches(source.npu):
             return False
         place = source.handle + source_offset
         self.npu.copy(self.handle + offset, place, nbytes, WITHIN)
@@ -118,7 +127,9 @@ class NpuMemory:
     separate: bool = False
     in_place: bool = False  # an Add into one of its inputs breaks later products on a 310B
     coming: dict[Hashable, int] = attrs.field(factory=dict)  # weights, until they are stored
-    states: dict[str, int] = attrs.field(factory=dict)  # bytes, until they have memory
+    # bytes in all and at first of states, until they have memory
+    states: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    moved: int = 0  # how often a state was given other memory
     announced: int = 0  # bytes of weights in all
 
     @heap.default
@@ -135,9 +146,12 @@ class NpuMemory:
         self.heap.release()
 
     def alloc_size(self, tensor: Tensor) -> int:
+        if tensor.role is Role.WEIGHT:
+            return padded(self._room(tensor, tensor.dtype)[0])
         size = padded(tensor.nbytes)
         if tensor.role is Role.STATE:
-            self.states[tensor.name] = size
+            rows = min(tensor.shape[0], 2 * BLOCK)
+            self.states[tensor.name] = size, padded(tensor.nbytes // tensor.shape[0] * rows)
         return size
 
     def readable_by(self, device: Device) -> bool:
@@ -146,6 +160,8 @@ class NpuMemory:
     def accepts(self, tensor: Tensor) -> DType:
         if tensor.name.startswith(("k_cache.", "v_cache.")) and tensor.dtype is F32:
             return F16  # half the memory, and what attention operators take
+        if tensor.name.startswith("ssm.") and self.chip.float32:
+            return F32  # sums of all that came before, to which a token may add little
         kept = self._kept(tensor)
         if tensor.role is Role.WEIGHT:
             self._announce(tensor, kept)
@@ -167,12 +183,21 @@ class NpuMemory:
             self.announced += size
 
     def allocate(self, nbytes: int, usage: str) -> NpuBuffer:
-        ahead = 0
-        if usage == "state":
-            ahead = sum(size + ALIGNMENT for size in list(self.states.values()))
-            like = (name for name, size in list(self.states.items()) if size == nbytes)
-            self.states.pop(next(like, ""), None)
-        return NpuBuffer(self._take(nbytes, ahead, f"{usage} memory"), self.npu)
+        if usage != "state":
+            return NpuBuffer(self._take(nbytes, 0, f"{usage} memory"), self.npu)
+        known = list(self.states.items())
+        like = next((name for name, (size, _) in known if size == nbytes), "")
+        ahead = sum(first + ALIGNMENT for _, (_, first) in known)
+        _, first = self.states.pop(like, (0, nbytes))
+        grow = partial(self._grow, nbytes)
+        return NpuBuffer(self._take(first, ahead, "state memory"), self.npu, grow=grow)
+
+    def _grow(self, most: int, buffer: NpuBuffer, nbytes: int, ahead: int = 0) -> None:
+        """Other memory for a state, with what is in it: an eighth more than before at least."""
+        size, old = max(nbytes, buffer.nbytes // 8 * 9), buffer.region
+        buffer.region = self._take(padded(min(size, most)), ahead, "state memory")
+        self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
+        self.moved += 1
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer | QuantisedBuffer:
         kept = self._kept(tensor)
@@ -206,7 +231,7 @@ class NpuMemory:
             return self.heap.take(nbytes, ahead)
         except OutOfMemoryError as error:
             free, gaps = self.npu.memory()[0], self.heap.reserved - self.heap.living
-            later = sum([*self.coming.values(), *self.states.values()])
+            later = sum(self.coming.values()) + sum(n for _, n in self.states.values())
             msg = f"the NPU has no room for {nbytes} bytes ({what})"
             expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
             if later:

@@ -11,17 +11,19 @@ from umbel_cann.views import BYTES, FLOAT, Numbers, Scalar, Unsupported, View, t
 def rms_norm(to: Lowering, node: Tensor) -> None:
     x, *weight = node.inputs
     number, out = type_of(node.dtype), to.view(node)
+    eps = node.attrs["eps"] * 4.0 ** -to.power(x)
     wide = x.shape[-1] * BYTES[number] >= to.chip.least_row
-    if wide and weight and _plain(x, weight[0]) and to.why_not("RmsNorm") is None:
+    works = wide and to.why_not("RmsNorm", number) is None
+    if works and weight and _plain(x, weight[0]):
         root = to.temporary((*x.shape[:-1], 1), FLOAT)
         gamma = to.operand(weight[0], number)
         rows = to.dense(to.operand(x, number))
-        to.emit("RmsNorm", rows, gamma, node.attrs["eps"], out, root)
+        to.emit("RmsNorm", rows, gamma, eps, out, root)
         return
-    _by_layer_norm(to, node, to.operand(x, number), out)
+    _by_layer_norm(to, node, to.operand(x, number), eps, out)
 
 
-def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
+def _by_layer_norm(to: Lowering, node: Tensor, x: View, eps: float, out: View) -> None:
     """LayerNorm of x and -x beside each other: their mean is zero.
 
     It sums as precisely as the chip can, where squares of float16 would overflow.
@@ -31,7 +33,7 @@ def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
     to.emit("InplaceCopy", both.part(axis, 0, size), x)
     to.emit("Muls", x, Scalar(-1.0), both.part(axis, size, 2 * size))
     shape = Numbers((2 * size,))
-    to.emit("LayerNorm", both, shape, None, None, node.attrs["eps"], normed, None, None)
+    to.emit("LayerNorm", both, shape, None, None, eps, normed, None, None)
     half = normed.part(axis, 0, size)
     if len(node.inputs) == 1:
         to.emit("InplaceCopy", out, half)
@@ -48,7 +50,7 @@ def norm(to: Lowering, node: Tensor) -> None:
     rows = to.dense(to.operand(x, number))
     affine = [to.operand(t, number) for t in others]
     affine += [None] * (2 - len(affine))  # type: ignore[list-item]
-    shape, eps = Numbers(x.shape[-1:]), node.attrs["eps"]
+    shape, eps = Numbers(x.shape[-1:]), node.attrs["eps"] * 4.0 ** -to.power(x)
     to.emit("LayerNorm", rows, shape, *affine, eps, to.view(node), None, None)
 
 

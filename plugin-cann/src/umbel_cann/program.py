@@ -15,6 +15,7 @@ from umbel_cann.acl import Acl
 from umbel_cann.acl.prototypes import names
 from umbel_cann.heap import Heap, Region
 from umbel_cann.runtime import WITHIN, Npu
+from umbel_cann.states import Written
 from umbel_cann.views import Argument, Descriptors, View
 
 _AGAIN = "aclSetAclOpExecutorRepeatable"
@@ -141,6 +142,8 @@ class Program:
 
     launches: tuple[Launch, ...]
     scratch: Region | None
+    written: tuple[Written, ...] = ()  # states that it changes
+    moved: int | None = None  # how often states had other memory; None: it knows none
     ready: bool = False  # it keeps executors
 
     def run(self, npu: Npu, room: Room) -> None:

@@ -93,6 +93,7 @@ class Npu:
         self.cancelled = False
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.context = self.stream = 0
+        self._peers: dict[int, bool] = {}
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
         try:
@@ -122,8 +123,10 @@ class Npu:
         self.busy = False
         if code := self._synchronised(self.stream):
             error = self._error(what, code)
-            if code == codes.SYNC_TIMEOUT:
+            # it may still be at work, in memory that the next step writes
+            if code == codes.SYNC_TIMEOUT or self._synchronised(self.stream):
                 self._leave_stream()
+            self.acl.recent()
             raise error
 
     def settle(self, stream: int, what: str) -> None:
@@ -195,6 +198,18 @@ class Npu:
         if nbytes:
             copy = (to, nbytes, pinned, nbytes, TO_DEVICE, stream)
             self.use().call("aclrtMemcpyAsync", *copy)
+
+    def reaches(self, other: Npu) -> bool:
+        """Whether it copies from the other's memory without the host; asked once of each."""
+        if other is not self and other.index not in self._peers:
+            self._peers[other.index] = False
+            with contextlib.suppress(UmbelError):
+                acl, pair = self.use(), (self.index, other.index)
+                can = acl.number("aclrtDeviceCanAccessPeer", *pair, kind=ctypes.c_int32)
+                if can:
+                    acl.call("aclrtDeviceEnablePeerAccess", other.index, 0)
+                self._peers[other.index] = bool(can)
+        return other is self or self._peers[other.index]
 
     def close(self) -> None:
         """Stream and device, whatever state they are in."""

@@ -14,11 +14,12 @@ from umbel.graph import Tensor
 
 from umbel_cann.acl import Acl
 
-FLOAT, FLOAT16, INT8, INT32, INT4 = 0, 1, 2, 3, 29  # aclDataType
+FLOAT, FLOAT16, INT8, INT32, INT64, INT4 = 0, 1, 2, 3, 9, 29  # aclDataType
 TYPES = {"f32": FLOAT, "f16": FLOAT16, "i32": INT32}
 NAMES = {number: name for name, number in TYPES.items()}
-BYTES = {FLOAT: 4, FLOAT16: 2, INT8: 1, INT32: 4}
+BYTES = {FLOAT: 4, FLOAT16: 2, INT8: 1, INT32: 4, INT64: 8}
 ND = 2  # aclFormat: no layout but the strides
+NCL = 47  # images, channels, length: what a convolution of one axis asks for
 
 Ints: TypeAlias = tuple[int, ...]
 
@@ -37,6 +38,7 @@ class View:
     address: int  # of the storage
     offset: int = 0
     elements: int = 0  # of the storage
+    format: int = ND
 
     @property
     def size(self) -> int:
@@ -73,9 +75,10 @@ class View:
 
 @attrs.frozen
 class Scalar:
-    """A number that the device gets as float32."""
+    """A number that the device gets as float32, or as int32."""
 
     value: float
+    type: int = FLOAT
 
 
 @attrs.frozen
@@ -136,8 +139,10 @@ class Descriptors:
         if isinstance(argument, View):
             return self._note("Tensor", self._tensor(argument))
         if isinstance(argument, Scalar):
-            value = ctypes.c_float(argument.value)
-            made = self.acl.made("aclCreateScalar", ctypes.byref(value), FLOAT)
+            whole = argument.type == INT32
+            given = argument.value
+            value = ctypes.c_int32(int(given)) if whole else ctypes.c_float(given)
+            made = self.acl.made("aclCreateScalar", ctypes.byref(value), argument.type)
             return self._note("Scalar", made)
         if isinstance(argument, Numbers):
             values = np.array(argument.values, np.int64)
@@ -155,7 +160,7 @@ class Descriptors:
         numbers = np.array((*view.shape, *view.strides, view.elements), np.int64)
         at = numbers.ctypes.data
         stride, storage = at + 8 * rank, at + 16 * rank
-        described = (view.offset, ND, storage, 1, view.address)
+        described = (view.offset, view.format, storage, 1, view.address)
         return self.acl.made("aclCreateTensor", at, rank, view.type, stride, *described)
 
     def _note(self, kind: str, handle: int) -> int:
