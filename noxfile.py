@@ -120,8 +120,9 @@ def docs(session: nox.Session) -> None:
     run = environment(session, "checks")
     folder = Path(session.create_tmp()).absolute()
     run("mkdocs", "build", "--strict", "--site-dir", str(folder / "site"))
-    wheels = str(folder / "wheels")  # of what pages install that is to be compiled
-    run("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, NUMA)
+    wheels = str(folder / "wheels")  # of what pages install beside the core
+    make = ("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels)
+    run(*make, NUMA, CANN, f"{CANN}/simulator")
     run("pytest", "tests/docs", *BESIDE, *session.posargs, UMBEL_WHEELS=wheels)
     _coverage(session, "--check")
 
@@ -141,8 +142,9 @@ def cann(session: nox.Session) -> None:
     run = environment(session, "cann")
     tests = ("pytest", f"{CANN}/tests", f"{CANN}/simulator/tests")
     run(*tests, *BESIDE, *session.posargs)
+    kept = str(Path(session.create_tmp()).absolute())  # what chips can do, as it was tried out
     for chip in CHIPS:
-        conformance(run, "cann", UMBEL_CANN_SIMULATOR=chip)
+        conformance(run, "cann", UMBEL_CANN_SIMULATOR=chip, XDG_CACHE_HOME=kept)
 
 
 @nox.session(venv_backend="none")

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 from umbel.errors import OptionError
-from umbel.locate import DEMO_FILE, find_demo, find_model
+from umbel.extras.locate import DEMO_FILE, find_demo, find_model
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,29 @@ SOURCES = {
 Make = Callable[..., Path]
 
 
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder where it is kept what chips can do: they are tried out once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def tried_out(kept: Path) -> Callable[[str], None]:
+    """tried_out(chip): what a simulated chip can do is known, without the faults that a test
+    asks for."""
+
+    @cache
+    def ready(chip: str) -> None:
+        env = {**os.environ, SIMULATOR: chip, "XDG_CACHE_HOME": str(kept)}
+        command = [sys.executable, "-m", "umbel", "cann", "probe"]
+        subprocess.run(command, env=env, check=True, capture_output=True)
+
+    return ready
+
+
 @pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_set(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
     for name in (SIMULATOR, *VARIABLES, "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -84,10 +106,11 @@ def toolkit_at(built: Callable[[str, int], Path], tmp_path: Path) -> Make:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., object]:
+def run(tmp_path: Path, tried_out: Callable[[str], None]) -> Callable[..., object]:
     """run(chip, *arguments, fault=, form=): Python with these; nothing it made may be left."""
 
     def on(chip: str, *arguments: object, leaks: bool = False, **given: str) -> object:
+        tried_out(chip)
         report = tmp_path / "report.json"
         env = {**os.environ, "UMBEL_CANN_SIMULATOR": chip}
         env |= {"UMBEL_CANN_SIMULATOR_REPORT": str(report)}

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from umbel.errors import OutOfMemoryError
+from umbel.errors import DeviceError, OutOfMemoryError
 
 
 class StandIn:
@@ -42,8 +42,15 @@ class StandIn:
     def wait(self) -> None:
         self.waits += 1
 
+    def reaches(self, other: StandIn) -> bool:
+        return other is self
+
     def memory(self) -> tuple[int, int]:
         return self.left, self.left + sum(self.blocks.values())
+
+    def pin(self, nbytes: int) -> int:
+        msg = "there is no such memory"
+        raise DeviceError(msg)
 
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         self.wait()

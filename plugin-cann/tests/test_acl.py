@@ -118,11 +118,26 @@ def test_which_toolkit(
     assert toolkits(tmp_path)[0].root == old
 
 
-def test_versions(toolkit_at: Make) -> None:
+# What files of a toolkit say of one release; the other numbers are of packages and formats
+VERSIONS = {
+    "version.cfg": "# version: 1.0\nruntime_running_version=[7.7.0.1.238:8.1.RC1]\n",
+    "opp/version.info": "Version=7.7.0.1.238\nversion_dir=8.1.RC1\ntimestamp=20250424_1\n",
+    "runtime/version.info": "Version=8.1.RC1\n",
+    f"{platform.machine()}-linux/ascend_toolkit_install.info": (
+        "package_name=Ascend-cann-toolkit\nversion=8.1.RC1\ninnerversion=V100R001C21\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("file", VERSIONS)
+def test_versions(toolkit_at: Make, file: str) -> None:
     root = toolkit_at("cann", names=())
+    path = root / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("nothing of it")
     assert Toolkit(root).version == ""
-    (root / "version.cfg").write_text("# v\nruntime_running_version=[7.7.0:8.2.RC1]\n")
-    assert Toolkit(root).version == "7.7.0"
+    path.write_text(VERSIONS[file])
+    assert Toolkit(root).version == "8.1.RC1"
 
 
 def test_without_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,9 @@ def test_a_good_machine(
 ) -> None:
     machine(tmp_path)
     root = toolkit_at()
+    (root / "opp").mkdir()
     monkeypatch.setenv("ASCEND_OPP_PATH", str(root / "opp"))
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setattr(smi, "run", lambda *_: CARDS)
     found = told(tmp_path)
     assert "ok: 3 device nodes: davinci0, davinci2, davinci10" in found
@@ -91,7 +93,10 @@ def test_a_good_machine(
     assert f"ok: CANN 8.1.RC1 ({root})" in found
     assert "ok: its libraries are there" in found
     assert "ok: chip 0 910B3: OK" in found
-    assert "error: chip 1 910B3: Warning" in found
+    assert "ok: chip 0 910B3 has 62375 of 65536 MB free" in found
+    bad = found["error: chip 1 910B3: Warning"]
+    assert bad.startswith("`npu-smi info -t health -i 1` says more")
+    assert any("not tried yet" in what and "`umbel cann probe`" in what for what in found)
     assert [what for what in found if what.startswith("warning")] == []
 
 
@@ -128,6 +133,45 @@ def test_what_is_missing(
     (tmp_path / "dev/devmm_svm").unlink()
     found = told(tmp_path)
     assert any("/dev/devmm_svm is missing" in what for what in found)
+
+
+def test_environment(
+    tmp_path: Path, toolkit_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables that lead nowhere, hide chips, or mix a log into a text."""
+    machine(tmp_path)
+    toolkit_at()
+    gone = str(tmp_path / "gone")
+    monkeypatch.setattr(smi, "run", lambda *_: "")
+    monkeypatch.setenv("ASCEND_HOME_PATH", gone)
+    for visible in ("0,1,2,3", ""):
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
+        found = told(tmp_path)
+        what = f"error: ASCEND_RT_VISIBLE_DEVICES={visible} does not fit the 3 chips"
+        assert any(line.startswith(what) for line in found)
+    what = f"error: ASCEND_HOME_PATH names a folder that is not there: {gone}"
+    assert "set_env.sh" in found[what]
+    for value, count in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("ASCEND_SLOG_PRINT_TO_STDOUT", value)
+        assert sum("ASCEND_SLOG_PRINT_TO_STDOUT is set" in w for w in told(tmp_path)) == count
+
+
+def test_a_chip_that_others_use(
+    tmp_path: Path, toolkit_at: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little memory, and much to do: each with the command that tells more."""
+    machine(tmp_path)
+    toolkit_at()
+    busy = BOARD.replace("1797 / 3513", "3300 / 3513").replace(
+        "| 0            3300", "| 97           3300"
+    )
+    monkeypatch.setattr(smi, "run", lambda *_: busy)
+    found = told(tmp_path)
+    assert (
+        "npu-smi info -t memory -i 0" in found["warning: chip 0 310B4 has 213 of 3513 MB free"]
+    )
+    (told_busy,) = (do for what, do in found.items() if "is busy (97 %)" in what)
+    assert "npu-smi info -t usages -i 0" in told_busy
 
 
 def test_no_toolkit(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ FORMS = {
         ("rope norm 32, f16", "BatchMatMul", 2),
         ("rope norm 32, f16", "Mul", 2),
     ],
-    ("310P", "auto"): [*_EVERYWHERE, *_WITH_NORMS, ("rope norm 32, f16", "BatchMatMul", 2)],
+    ("310P", "auto"): [*_EVERYWHERE, *_WITH_NORMS, ("rope norm 32, f16", _TURNED, 2)],
     ("910B", "auto"): [
         *_EVERYWHERE,
         *_WITH_NORMS,

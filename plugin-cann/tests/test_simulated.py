@@ -14,8 +14,11 @@ HERE = Path(__file__).parent
 ORACLES = HERE.parents[1] / "core/tests/data/oracles"
 STORY = ORACLES / "stories260K.gguf"
 CHIPS = ("310B", "310P", "910B")
-MODELS = ("llama", "qwen2", "qwen3", "gpt2", "gemma3", "phi3", "olmo2", "granite", "lfm2")
-RECURRENT = ("mamba", "mamba2")  # whose sums leave float16
+MODELS = (
+    *("llama", "qwen2", "qwen3", "gpt2", "gemma3", "phi3", "olmo2", "granite", "lfm2", "bert"),
+    *("mamba", "mamba2", "falcon-mamba", "qwen3moe", "phi3-longrope", "phi3-partial"),
+    *("gemma3-window", "olmo3"),
+)
 QUANTISED = ("llama-e256-Q4_K", "llama-e256-Q8_0", "llama-e256-IQ4_XS")
 
 
@@ -35,6 +38,26 @@ def test_a_story(run: Run, chip: str, form: str) -> None:
     assert done.stdout == expected.stdout
     assert "cann:0 (simulated)" in done.stderr
     assert "does not run everything" not in done.stderr
+
+
+MIXED = """
+import sys, umbel
+model = umbel.load(sys.argv[1], device=sys.argv[2], parallel=4)
+prompts = ("Once upon a time", "There was a dog", "A little girl", "The sun")
+asked = [(p, 60 + 100 * i) for i, p in enumerate(prompts)]
+made = [model.generate(p, max_tokens=n, temperature=0) for p, n in asked]
+print([generation.read() for generation in made])
+model.close()
+"""
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_contexts_that_grow(run: Run, chip: str) -> None:
+    """Several times while four texts are written: they are what the host writes."""
+    expected = run(chip, "-c", MIXED, STORY, "host", leaks=True)
+    done = run(chip, "-c", MIXED, STORY, "cann:0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected.stdout
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -107,26 +130,77 @@ def test_long_rows_on_a_small_chip(run: Run) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_chips(run: Run) -> None:
-    """Layers on two of them, copied between by way of the host."""
-    done = story(run, "910B", "--device", "cann:0,cann:1")
+TWO = """
+import sys, umbel, umbel.plan.emit
+umbel.plan.emit.LEAST = 1000
+model = umbel.load(sys.argv[1], device="cann:0,cann:1", split=sys.argv[2])
+print("".join(model.generate("Once upon a time", max_tokens=16, temperature=0)))
+held = [model.runner.weights.nbytes(target) for target in model.runner.targets[:2]]
+assert 0.5 < held[0] / held[1] < 2, held
+model.close()
+"""
+
+
+@pytest.mark.parametrize("split", ["layer", "row"])
+@pytest.mark.parametrize("chip", ["310P", "910B"])
+def test_two_chips(run: Run, tmp_path: Path, chip: str, split: str) -> None:
+    """Each with half of the weights; 910B copy from each other, 310P by way of the host."""
+    expected = story(run, chip, "--device", "cann:0")
+    done = run(chip, "-c", TWO, STORY, split)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(", there was a little girl")
+    assert done.stdout == expected.stdout
+    if chip == "910B":
+        assert json.loads((tmp_path / "report.json").read_text())["counters"]["d2d_bytes"] > 0
+
+
+def figures(run: Run, chip: str, *arguments: str) -> dict[str, dict[str, object]]:
+    done = run(chip, HERE / "figures.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_models(run: Run, chip: str) -> None:
-    """Logits as an independent implementation's, within what the dtype rounds; everything on
-    the chip."""
-    names = [*MODELS, *QUANTISED, *(RECURRENT if chip == "910B" else ())]
-    done = run(chip, HERE / "figures.py", *names)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert list(found) == names
+    """Logits as an independent implementation's, within what float16 rounds: in values, or in
+    weights and caches alone. All in one split; but a 310B cannot sort."""
+    found = figures(run, chip, *MODELS, *QUANTISED)
+    assert list(found) == [*MODELS, *QUANTISED]
+    if chip == "310B":
+        experts = found.pop("qwen3moe")
+        assert list(experts["elsewhere"]) == ["top_k"]
+        assert experts["off"] < 5e-3
     for name, told in found.items():
         assert told["elsewhere"] == {}, name
-        whole = chip == "910B" and name not in QUANTISED
-        assert told["off"] < (1e-3 if whole else 2e-2), name
+        assert set(told["splits"]) == {1}, name
+        # of a mamba of random weights, those alone, as float16, cost 1.3e-2
+        assert told["off"] < (2e-2 if name == "mamba" else 1e-2), name
+        exact = chip == "910B" and name not in (*QUANTISED, "gemma3-window", "olmo3")
+        assert told["off"] < 1e-3 or not exact, name
+
+
+def test_models_in_float32(run: Run) -> None:
+    """Where keys and values are float32, too, nothing is left of float16."""
+    for name, told in figures(run, "910B", "kv=f32", *MODELS).items():
+        assert told["off"] < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "convolution", "scan"),
+    [
+        ("310B", "f16", 5e-7, 1e-6),  # which has no float32 for the scan's sums
+        ("310P", "f16", 5e-7, 1e-7),
+        ("310P", "f32", 5e-7, 1e-10),  # it convolves in float16
+        ("910B", "f32", 1e-7, 1e-10),
+        ("910B", "f16", 5e-7, 1e-7),
+    ],
+)
+def test_state_spaces(run: Run, chip: str, dtype: str, convolution: float, scan: float) -> None:
+    done = run(chip, HERE / "state_space.py", dtype)
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout)
+    assert len(errors) == 44
+    for case, error in errors.items():
+        assert error < (convolution if case.startswith("ssm_conv") else scan), case
 
 
 FORK = """
@@ -179,6 +253,7 @@ for _ in range(30):
 assert told[2] == told[-1], told
 assert status["memory_used"] <= status["memory_reserved"], status
 assert status["soc"] and status["health"] == "OK" and status["memory_free"] > 0, status
+assert status["operators"].endswith(" probes work"), status
 """
 FAULT = """
 import sys, umbel
@@ -223,11 +298,42 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
     assert "then: , there was" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("chip", "when", "stride", "least"),
+    [
+        ("910B", "replay", 1, 12),  # of recordings
+        ("310B", "replay", 3, 400),
+        ("310P", "replay", 3, 300),
+        ("910B", "second", 5, 150),
+        *((chip, "first", 59, 1500) for chip in CHIPS),
+    ],
+)
+def test_every_call_fails_once(run: Run, chip: str, when: str, stride: int, least: int) -> None:
+    """Of a prompt and two steps of decoding: a typed error each, no hang, no leak, and on."""
+    done = run(chip, HERE / "faulty.py", STORY, when, stride)
+    assert done.returncode == 0, done.stderr
+    calls, tried, errors = map(int, done.stdout.split())
+    assert calls >= least
+    assert tried == -(-calls // stride)
+    # a capture that fails is no error: the step goes on launch by launch
+    assert errors > (0.05 if when == "second" else 0.7) * tried
+
+
 def test_little_memory(run: Run) -> None:
-    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    """What is missing; a model that does not fit is refused at once, and some layers do."""
+    done = story(run, "310B", "--device", "cann:0", fault="memory=800000")
     assert done.returncode != 0
     assert "the NPU has no room for" in done.stderr
     assert "are missing" in done.stderr
+    done = story(run, "310B", "--device", "cann:0", fault="memory=600000")
+    assert done.returncode != 0
+    assert "the model does not fit into the memory of cann:0" in done.stderr
+    assert "--offload-layers 4" in done.stderr
+    more = ("--offload-layers", "2", "--ubatch", "8")
+    done = story(run, "310B", "--device", "cann:0", *more, fault="memory=600000")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a little girl")
+    assert "host:0 computes" in done.stderr
 
 
 def test_an_older_toolkit(run: Run) -> None:

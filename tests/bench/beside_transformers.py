@@ -14,7 +14,7 @@ import statistics
 import time
 
 import umbel
-from umbel.locate import find_demo
+from umbel.extras.locate import find_demo
 
 PROMPT = "The history of the city begins in the twelfth century, when"
 

@@ -11,7 +11,7 @@ import statistics
 from typing import Any
 
 import umbel
-from umbel.locate import find_demo
+from umbel.extras.locate import find_demo
 
 PROMPT = "A person in a story, as JSON: "
 TEXT = {"type": "string", "minLength": 400}

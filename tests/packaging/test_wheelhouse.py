@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import distributions
 import pytest
 import umbel
 import wheelhouse
@@ -44,6 +46,35 @@ def test_installed_without_a_network(dist, tmp_path):
     said = subprocess.run([programs / "umbel", "--version"], capture_output=True, check=True)
     assert said.stdout.decode().split()[-1] == umbel.__version__
     assert sorted(p.name for p in dist.glob(".*")) == []
+
+
+def test_the_commands_for_a_board(dist, tmp_path):
+    """Those of the page about Ascend NPUs, word for word: wheels for aarch64, and all of them.
+
+    `pip wheel` is spared: the wheels are there.
+    """
+    page = (distributions.ROOT / "docs/backends/cann.md").read_text("utf-8")
+    (build,) = re.findall(r"^\$ pip wheel (.*)$", page, re.M)
+    (fetch,) = re.findall(r"^\$ (pip download .*)$", page, re.M)
+    (install,) = re.findall(r"^\$ pip (install --no-index .*)$", page, re.M)
+    assert build == "--no-deps -w wheels ./core ./plugin-cann"
+    house = tmp_path / "wheels"
+    house.mkdir()
+    for name in ("umbel_core", "umbel_plugin_cann"):
+        (wheel,) = dist.glob(f"{name}-*.whl")
+        (house / wheel.name).write_bytes(wheel.read_bytes())
+    pip = f"{sys.executable} -m pip -q --disable-pip-version-check"
+    command = fetch.replace("pip", pip, 1)
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=250)
+    wheels = [path.name for path in house.iterdir()]
+    compiled = [name for name in wheels if not name.endswith("-none-any.whl")]
+    assert any(name.startswith("numpy-") for name in compiled)
+    assert [name for name in compiled if "aarch64" not in name or "-cp310-" not in name] == []
+    board = wheelhouse.PLATFORMS["linux-aarch64"]
+    assert wheelhouse._missing(house, board, "3.10") == []
+    words = install.split()
+    assert words[:4] == ["install", "--no-index", "--find-links", "wheels"]
+    assert words[4:] == ["umbel-plugin-cann"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from umbel.locate import find_demo
+from umbel.extras.locate import find_demo
 
 HERE = Path(__file__).parent
 ORACLES = HERE.parents[1] / "core/tests/data/oracles"

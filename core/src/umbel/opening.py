@@ -11,8 +11,8 @@ from umbel.adapters import Wanted, read_all, room
 from umbel.draft import LONGEST, LOOKUP, DraftModel, Lookup, Proposer, check_vocabulary
 from umbel.engine import Engine
 from umbel.errors import DeviceError, OptionError
+from umbel.extras.locate import find_model
 from umbel.gguf import types
-from umbel.locate import find_model
 from umbel.model import Model
 from umbel.plan.memory import Progress
 from umbel.runner import Runner, Settings
@@ -27,6 +27,8 @@ def load(
     parallel: int = 1,
     ubatch: int = 512,
     kv: str = "auto",
+    split: str = "layer",
+    offload_layers: int | None = None,
     threads: int | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
     adapters: Wanted = None,
@@ -49,6 +51,10 @@ def load(
     * `ubatch`: tokens of one step of prefill at most.
     * `kv`: how keys and values are kept: "f32", "f16", "q8_0", or "auto": as the device does on
       which attention runs.
+    * `split`: what several devices of one backend, named first, share: "layer", whole layers
+      by their free memory, or "row", the rows of each large matrix.
+    * `offload_layers`: only the last so many layers go to the devices named first, the others
+      to the next one, in the end the host; None: all.
     * `threads`: for backends that take it; None or 0: as they choose.
     * `options`: of backends, as `-O` gives them: `{"host": {"dequantise": "blocks"}}`.
     * `adapters`: LoRA adapters (GGUF): a path, several, or paths with scales. Requests that do
@@ -75,12 +81,16 @@ def load(
         adapter_rank = loading.number("adapter_rank", adapter_rank, 0)
         threads = loading.number("threads", threads or 0, 0)
         draft_max = loading.number("draft_max", draft_max, 0)
+        if offload_layers is not None:
+            loading.number("offload_layers", offload_layers, 0)
         devices = loading.targets(device, options, threads, strict)
         settings = Settings(
             ctx=loading.context(definition, ctx, devices),
             parallel=loading.number("parallel", parallel, 1),
             ubatch=loading.number("ubatch", ubatch, 1),
             kv=loading.kv_dtype(definition, kv),
+            split=split,
+            offload=offload_layers,
             adapters=room(definition, loras, adapter_slots, adapter_rank),
             check=check,
             strict=strict,

@@ -5,7 +5,7 @@ A batch is either one sequence with many tokens (prefill) or many sequences with
 they are used.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -14,14 +14,15 @@ import numpy as np
 
 from umbel.adapters import Adapters
 from umbel.batch import Batch, Feed
-from umbel.errors import ContextFullError, DeviceError, OutOfMemoryError
+from umbel.errors import ContextFullError, DeviceError
 from umbel.gguf.types import BY_NAME, F16, F32, DType
 from umbel.graph import Graph, Role, Tensor
 from umbel.models import ModelDefinition, StateShape, StepShape
 from umbel.models.builder import LORA, AdapterShape, ModelGraph
-from umbel.plan import Arenas, Placer, Plan, States, Stop, Target, Weights, make
+from umbel.plan import Arenas, Placer, Plan, States, Stop, Target, Weights, make, room
 from umbel.plan.emit import Placed
 from umbel.plan.memory import Progress
+from umbel.plan.stages import stages
 from umbel.state import Cache, Mix, Taken
 from umbel.state import Sequence as Seq
 from umbel.state.shift import shift_graph
@@ -40,6 +41,8 @@ class Settings:
     parallel: int = 1  # sequences that can be full at once
     ubatch: int = 512  # tokens of one step at most
     kv: str = AUTO
+    split: str = "layer"  # what several devices of one backend share: layers, or rows
+    offload: int | None = None  # layers for the devices named first; None: all
     adapters: AdapterShape = attrs.field(factory=AdapterShape)
     check: bool = False
     strict: bool = False
@@ -60,7 +63,9 @@ class Runner:
         self.settings = settings
         self.progress = progress
         self.stop = Stop()  # while it is asked for, steps are refused
-        self._placer = Placer(self.targets, definition.ops)
+        split, n_layer = settings.split, definition.hparams.n_layer
+        layers = stages(self.targets, n_layer, split, settings.offload)
+        self._placer = Placer(self.targets, definition.ops, layers)
         self._plans: OrderedDict[StepShape, Plan] = OrderedDict()
         self._drawn: dict[StepShape, Graph] = {}  # at load, until there is a plan
         infos = [t.info for t in targets]
@@ -100,7 +105,8 @@ class Runner:
         models, homes = self._settle()
         states = {t.name: t for t in models[0].graph.leaves(Role.STATE)}
         self.cache_ropes = models[0].cache_ropes
-        self._check_memory(states, homes)
+        for home in dict.fromkeys(homes.values()):
+            room.check(home, [t for t in states.values() if homes[t.name] is home])
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
         self._drawn = {step: m.graph for step, m in zip(self.usual, models, strict=True)}
@@ -108,7 +114,7 @@ class Runner:
         kinds = {name.partition(".")[0] for name in states if not name.startswith(LORA)}
         cells = self.state_shape.cells if "k_cache" in kinds else 0
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
-        return Cache(cells, slots)
+        return Cache(cells, slots, dense=any(home.info.grows for home in homes.values()))
 
     def _settle(self) -> tuple[list[ModelGraph], dict[str, Target]]:
         """The usual graphs, and where their states live, each kept as it is kept there."""
@@ -130,19 +136,6 @@ class Runner:
             return BY_NAME[self.settings.kv]
         liked = known.get(state.name) or home.buffer_type.accepts(state)
         return liked if liked in (F32, F16) else F32
-
-    def _check_memory(self, states: Mapping[str, Tensor], homes: Mapping[str, Target]) -> None:
-        """Refuses a context that cannot fit, before any of it is taken."""
-        needs: Counter[Target] = Counter()
-        for name, home in homes.items():
-            needs[home] += home.buffer_type.alloc_size(states[name])
-        for home, need in needs.items():
-            told = home.hooks.status(home.device).get("memory_free")
-            free = told if isinstance(told, int) else home.info.memory_free
-            if 0 < free < need:
-                msg = f"the context does not fit into the memory of {home.name}"
-                do = "take a smaller ctx or parallel, or kv q8_0"
-                raise OutOfMemoryError(msg, expected=f"at most {free} bytes", got=need, do=do)
 
     # plans
 

@@ -11,7 +11,7 @@ import json
 import numpy as np
 import pytest
 import umbel
-from umbel.locate import find_demo
+from umbel.extras.locate import find_demo
 
 pytestmark = pytest.mark.demo
 

@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from umbel import locate
+from umbel.extras import locate
 
 ONCE = "Once upon a time"
 SCHEMA = '{"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}'

@@ -50,6 +50,15 @@ def test_finding_of_a_plugin(umbel, toy):
     assert done.out.endswith("\n\nTo do:\n* plugin toy: tighten it\n")
 
 
+def test_of_one_device(umbel, toy):
+    """Named devices: nothing is told of the plugins of others."""
+    for name, told in (("host", False), ("toy", True), ("host,toy:0", True)):
+        done = umbel("doctor", "--device", name)
+
+        assert ("plugin toy" in done.out) == told, name
+        assert ("plugin host" in done.out) == ("host" in name), name
+
+
 def test_json(umbel, toy):
     """JSON has the same."""
     told = json.loads(umbel("doctor", "--json").out)

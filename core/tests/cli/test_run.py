@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from umbel import locate
+from umbel.extras import locate
 from umbel.sampling import Sampler
 
 LILY = ", there was a little girl named Lily."

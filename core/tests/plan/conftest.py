@@ -93,6 +93,7 @@ class Fake:
     asynchronous: bool = False
     copies_itself: bool = False
     opaque: bool = False
+    grows: bool = False
     separate: bool = False
     in_place: bool = True
     alignment: int = 16
@@ -121,6 +122,7 @@ class Fake:
             token_buckets=self.token_buckets,
             length_buckets=self.length_buckets,
             opaque=self.opaque,
+            grows=self.grows,
         )
         device = Device(self.name, "a fake", 10, reads_host=self.reads_host)
         return Target(device, info, self, self)

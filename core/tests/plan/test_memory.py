@@ -251,10 +251,20 @@ def test_room_is_asked_for_at_load(kit, load, told):
     if told.get("memory_free") == 9000:
         with pytest.raises(OutOfMemoryError, match="the context does not fit") as caught:
             load("llama", fake)
-        assert caught.value.expected == "at most 9000 bytes"
+        missing = caught.value.got - 9000
+        assert caught.value.expected == f"at most 9000 bytes: {missing} are missing"
         assert fake.room == 1 << 40
     else:
         load("llama", fake)
+
+
+def test_a_context_that_grows(kit, load, caplog):
+    """It may end before it is full: that is said, and cells are handed out from the front."""
+    fake = kit.Fake(told={"memory_free": 9000}, is_host=True, reads_host=True, grows=True)
+    runner = load("llama", fake)
+    assert "all of the context does not fit into the memory of fake:0" in caplog.text
+    assert runner.cache.cells.dense
+    assert not load("llama", kit.Fake()).cache.cells.dense
 
 
 def keeps(dtype):

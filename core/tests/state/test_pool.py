@@ -11,10 +11,15 @@ from umbel.state.cache import Pool
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=25))
-def test_against_a_list(first, steps):
+@given(
+    st.integers(0, 2),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=25),
+)
+def test_against_a_list(first, dense, steps):
     """What is handed out is free, is counted, and comes back when its last user drops it."""
-    pool, users = Pool(20, first, "places"), dict.fromkeys(range(20), 0)
+    pool = Pool(20, first, "places", dense=dense)
+    users = dict.fromkeys(range(20), 0)
     taken = []
     for n, more in steps:
         free = [p for p in range(first, 20) if not users[p]]
@@ -58,6 +63,20 @@ def test_texts_get_room_to_grow():
     for parts in (one, two):
         places = np.concatenate(parts)
         assert set(np.diff(places)) == {1}
+
+
+def test_dense():
+    """Whoever comes and goes, the places in use stay in front."""
+    pool, texts = Pool(1000, 1, "cells", dense=True), []
+    for turn in range(60):
+        if len(texts) == 4:
+            pool.drop(np.concatenate(texts.pop(turn % 4)))
+        texts.append([pool.take(1 + turn % 7)])
+        for text in texts:
+            text.append(pool.take(1, int(text[-1][-1])))
+        used = sum(len(part) for text in texts for part in text)
+        highest = max(int(part.max()) for text in texts for part in text)
+        assert highest <= used + 4 * 7 * 8  # what the longest four ever had
 
 
 def test_full():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import umbel
 from umbel.errors import DeviceError, OptionError
-from umbel.locate import find_demo
+from umbel.extras.locate import find_demo
 from umbel.session import Session
 from umbel.tools import perplexity
 from umbel.tools.perplexity import estimates

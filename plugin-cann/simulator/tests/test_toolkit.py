@@ -63,6 +63,7 @@ def test_what_else_npu_smi_tells(chip: str) -> None:
     assert numbers[-1].split()[-2:][0] == "Ascend"
     memory = npu_smi(chip, "-t", "memory", "-i", "0")
     assert "Capacity(MB)" in memory
+    assert "Health                         : OK" in npu_smi(chip, "-t", "health", "-i", "0")
     assert "Aicore Usage Rate(%)           : 0" in npu_smi(chip, "-t", "usages", "-i", "0")
     with pytest.raises(subprocess.CalledProcessError):
         npu_smi(chip, "-t", "usages", "-i", str(devices))
@@ -73,7 +74,11 @@ def test_npu_smi_can_be_started() -> None:
 
 
 def test_the_toolkit_says_what_it_is() -> None:
-    assert (umbel_cann_simulator.toolkit() / "umbel-simulator").is_file()
+    folder = umbel_cann_simulator.toolkit()
+    assert (folder / "umbel-simulator").is_file()
+    version = (folder / "version.cfg").read_text().strip().removeprefix("Version=")
+    for chip in (folder / "chips").glob("*.txt"):
+        assert f"\ncann {version}\n" in chip.read_text()
 
 
 def test_a_toolkit_that_lacks_something(tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ def test_a_report_is_written_at_exit(tmp_path: Path) -> None:
     assert {name: counters[name] for name in expected} == expected
     assert report["alive"] == {"blocks": 1, "bytes": 160, "streams": 1, "events": 0}
     time = 50e-6 + 100 / 44e9
-    stream = {"device": 0, "stream": 0, "tasks": 1, "busy": time, "clock": time}
+    stream = {"device": 0, "stream": 0, "tasks": 1, "busy": time, "clock": time, "bytes": 100}
     assert report["streams"] == [pytest.approx(stream)]
     assert report["busy"] == pytest.approx(time)
 

@@ -6,17 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from umbel.errors import DeviceError
 from umbel.graph import Tensor
 from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 
-from umbel_cann.acl.toolkit import toolkit
-from umbel_cann.findings import nodes
+from umbel_cann.acl.toolkit import required, toolkit
+from umbel_cann.findings import VISIBLE, nodes
 from umbel_cann.opened import Opened
 
 UMBEL_API = 1
 PRIORITY = 200
-VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"  # the runtime's own: it counts only these
 
 _open: dict[str, Opened] = {}
 
@@ -56,14 +54,13 @@ def options() -> Sequence[Option]:
 
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
-    found = toolkit()
-    if found is None:
-        msg, do = "there is no CANN", "install the toolkit, or source its set_env.sh"
-        raise DeviceError(msg, where=device.name, do=do)
+    found = required(device.name)
     opened = Opened.new(found, device.index, options["dtype"], options["timeout"])
     _open[device.name] = opened
     free, total = opened.npu.memory()
-    return DeviceInfo(total, free, opened.memory.dtype.name, details=opened.details())
+    return DeviceInfo(
+        total, free, opened.memory.dtype.name, grows=True, details=opened.details()
+    )
 
 
 @hookimpl
@@ -114,3 +111,10 @@ def doctor() -> Sequence[Finding]:
     from umbel_cann.findings import findings
 
     return findings()
+
+
+@hookimpl
+def commands(cli: Any) -> None:
+    from umbel_cann.cli import add
+
+    add(cli)

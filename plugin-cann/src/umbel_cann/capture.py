@@ -64,6 +64,8 @@ def record(npu: Npu, workspace: Region | None, launch: Callable[[], None]) -> Re
             launch()
         finally:
             code = acl.function(_END)(npu.stream, ctypes.byref(model))
+            if code:  # nobody knows whether it still is captured
+                npu.leave_stream()
         if code:
             raise acl.error(_END, code)
     except BaseException as error:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping
 
 import attrs
 import numpy as np
-from umbel.graph import Tensor
+from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_cann.capture import MOST, able
 from umbel_cann.chips import Chip
+from umbel_cann.divided import SCALE_FREE, carried
 from umbel_cann.fusion import Reads, pairs, rounded, steps
-from umbel_cann.heap import Heap, Region, padded
+from umbel_cann.heap import Region, padded
 from umbel_cann.lowering import Keep, Lowering, Missing
+from umbel_cann.memory import NpuMemory
 from umbel_cann.operations import LOWERINGS
 from umbel_cann.program import Program, Room
 from umbel_cann.runtime import TO_DEVICE, Npu
 from umbel_cann.scratch import Scratch
+from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
@@ -36,7 +40,11 @@ def lower(to: Lowering, node: Tensor, now: int = 0) -> None:
         msg = "it takes no empty tensors"
         raise Unsupported(msg)
     to.begin(node, now)
+    power = carried(to, node)
+    to.raw = power > 0 or node.op.name in SCALE_FREE
     how(to, node)
+    if power:
+        to.divide(node, power, node.nbytes)
 
 
 def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
@@ -55,12 +63,14 @@ def lowered(
     reads = Reads.of(graph)
     to = Lowering(chip, missing, graph.slots, reads.last, scratch, kept=kept)
     to.pairs, to.rounded = pairs(reads, to), rounded(reads, to)
-    for i, node, fused in steps(reads, to):
-        if fused is None:
+    for first, nodes, fused in steps(reads, to):
+        if fused is not None:
+            with contextlib.suppress(Unsupported), to.attempt():
+                to.begin(nodes[-1], first)
+                fused(to)
+                continue
+        for i, node in enumerate(nodes, first):
             lower(to, node, i)
-        else:
-            to.begin(node, i)
-            fused(to)
     return to
 
 
@@ -70,7 +80,7 @@ class Programs:
 
     npu: Npu
     chip: Chip
-    heap: Heap
+    memory: NpuMemory
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
     records: bool | None = attrs.field(default=None, init=False)  # whether the chip can
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
@@ -78,10 +88,19 @@ class Programs:
     workspace: Room = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.scratch, self.workspace = Room(self.heap), Room(self.heap)
+        heap = self.memory.heap
+        self.scratch, self.workspace = Room(heap), Room(heap)
 
     def run(self, graph: SplitGraph) -> None:
-        program = self.made.pop(graph.uid, None) or self._compile(graph)
+        program = self.made.pop(graph.uid, None)
+        states = program.written if program else written(graph.nodes, graph.slots)
+        for rows in states:
+            rows.make_room()
+        if program is not None and program.moved not in (None, self.memory.moved):
+            self.npu.wait()
+            program.drop(self.npu)  # what it knows of states lies elsewhere
+            program = None
+        program = program or self._compile(graph, states)
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
@@ -115,22 +134,22 @@ class Programs:
             if left >= 0:
                 break
 
-    def _compile(self, graph: SplitGraph) -> Program:
+    def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
         def made(scratch: Scratch) -> Lowering:
             return lowered(graph, self.chip, self.npu.acl.missing, scratch, self._constant)
 
-        sized = made(Scratch())
-        room = sized.scratch
-        if not (needed := room.peak + room.lasting):
-            return Program(tuple(sized.launches), None)
-        region = self.scratch.at_least(needed)
-        placed = made(Scratch(region.address, room.peak))
-        return Program(tuple(placed.launches), region)
+        to, region = made(Scratch()), None
+        if needed := to.scratch.peak + to.scratch.lasting:
+            region = self.scratch.at_least(needed)
+            to = made(Scratch(region.address, to.scratch.peak))
+        knows = any(t.role is Role.STATE for t in graph.slots)
+        moved = self.memory.moved if knows else None
+        return Program(tuple(to.launches), region, states, moved)
 
     def _constant(self, key: Hashable, values: np.ndarray) -> int:
         """Where these values are; written there when they are asked for first."""
         if key not in self.constants:
-            self.constants[key] = region = self.heap.take(padded(values.nbytes))
+            self.constants[key] = region = self.memory.heap.take(padded(values.nbytes))
             self.npu.copy(region.address, values.ctypes.data, values.nbytes, TO_DEVICE)
         return self.constants[key].address
 

@@ -6,7 +6,7 @@ import grp
 import os
 import platform
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from umbel.errors import UmbelError
@@ -14,10 +14,16 @@ from umbel.hookspecs import Finding
 
 from umbel_cann import smi
 from umbel_cann.acl import LIBRARIES
-from umbel_cann.acl.toolkit import STUBS, Toolkit, toolkits
+from umbel_cann.acl.toolkit import STUBS, VARIABLES, Toolkit, toolkits
 
 MANAGERS = ("davinci_manager", "devmm_svm", "hisi_hdc")  # devices that every program opens
 OLDEST = (8, 0)  # version of the toolkit
+FOLDERS = (*VARIABLES, "ASCEND_OPP_PATH")  # variables that name one
+VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"  # the runtime's own: it counts only these
+LOGS = "ASCEND_SLOG_PRINT_TO_STDOUT"
+QUICK = 1.5  # seconds that npu-smi may take: a doctor is to be quick
+SCARCE = 512  # MB of a chip's memory
+BUSY = 90  # per cent
 _SOURCE = "source the set_env.sh of the toolkit, in the shell that starts umbel"
 
 
@@ -35,11 +41,12 @@ def findings(root: Path = Path("/")) -> Sequence[Finding]:
     if found and found[0].simulated:
         chip, where = found[0].chip, found[0].root
         note = Finding("note", f"a simulator stands for the NPU: a {chip} ({where})")
-        return [note, *_libraries(found[0])]
+        return [note, *_libraries(found[0]), *_operators(found[0]), *_health(found[0].root)]
     chips = nodes(root)
     if not chips and not found:
         return [Finding("note", "no Ascend NPU, and no CANN toolkit")]
-    return [*_devices(root, chips), *_driver(root), *_toolkit(found), *_health(found)]
+    told = [*_devices(root, chips), *_driver(root), *_toolkit(found), *_environment(chips)]
+    return [*told, *(_operators(found[0]) if found else ()), *_health()]
 
 
 def _devices(root: Path, chips: list[Path]) -> Iterator[Finding]:
@@ -109,12 +116,29 @@ def _toolkit(found: list[Toolkit]) -> Iterator[Finding]:
         do = f"install {OLDEST[0]}.{OLDEST[1]} or newer"
         yield Finding("warning", f"CANN {version} is older than what Umbel is made for", do)
     yield from _libraries(used)
-    if not (os.environ.get("ASCEND_OPP_PATH") or os.environ.get("ASCEND_HOME_PATH")):
+
+
+def _environment(chips: list[Path]) -> Iterator[Finding]:
+    """What is set for the vendor's libraries, and what is not."""
+    given = {name: os.environ.get(name) for name in FOLDERS}
+    if not (given["ASCEND_OPP_PATH"] or given["ASCEND_HOME_PATH"]):
         yield Finding("warning", "ASCEND_OPP_PATH and ASCEND_HOME_PATH are not set", _SOURCE)
+    for name, value in given.items():
+        if value and not Path(value).is_dir():
+            yield Finding("error", f"{name} names a folder that is not there: {value}", _SOURCE)
     paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if stubs := [path for path in paths if STUBS & set(path.split("/"))]:
         do = f"take it out of LD_LIBRARY_PATH: {stubs[0]}"
         yield Finding("error", "LD_LIBRARY_PATH has a folder of stub libraries", do)
+    visible = os.environ.get(VISIBLE)
+    if visible is not None and not 0 < len(list(filter(None, visible.split(",")))) <= len(
+        chips
+    ):
+        what = f"{VISIBLE}={visible} does not fit the {len(chips)} chips that are here"
+        yield Finding("error", what, "unset it, or name some of them: 0, ...")
+    if os.environ.get(LOGS, "0") != "0":
+        what = f"{LOGS} is set: the libraries' log gets into what umbel writes"
+        yield Finding("warning", what, f"unset {LOGS} unless you look for a fault")
 
 
 def _libraries(used: Toolkit) -> Iterator[Finding]:
@@ -129,16 +153,53 @@ def _libraries(used: Toolkit) -> Iterator[Finding]:
         yield Finding("ok", "its libraries are there")
 
 
-def _health(found: list[Toolkit]) -> Iterator[Finding]:
-    text = smi.run()
+def _operators(used: Toolkit) -> Iterator[Finding]:
+    """What chips were found to do with this toolkit."""
+    from umbel_cann.probing import known, report
+
+    found = known(used)
+    if not found:
+        what = "what the chip can do with this CANN was not tried yet"
+        more = "the first use of the chip does it, and `umbel cann probe` prints it as a table"
+        yield Finding("note", f"{what}: {more}")
+    for tried in found:
+        yield from report.findings(tried)
+
+
+def _health(toolkit: Path | None = None) -> Iterator[Finding]:
+    text = smi.run(toolkit, QUICK)
     if not text:
-        do = "put npu-smi on the PATH (/usr/local/sbin, or the driver's tools)"
-        yield Finding(
-            "note", "npu-smi is not here, or fails: the chip's health is not known", do
-        )
+        what = "npu-smi is not here, fails or takes long: the chip's health is not known: "
+        do = "put it on the PATH (/usr/local/sbin, or the driver's tools)"
+        yield Finding("note", what + do)
         return
     for chip in smi.parse(text):
-        what = f"chip {chip.get('npu')} {chip.get('name', '')}: {chip.get('health', '?')}"
-        good = chip.get("health") == "OK"
-        do = "" if good else "`npu-smi info -t health -i 0` says more; boot again"
-        yield Finding("ok" if good else "error", what, do)
+        yield from _state(chip)
+
+
+def _state(chip: Mapping[str, object]) -> Iterator[Finding]:
+    """One chip as npu-smi sees it."""
+    number = chip.get("npu", 0)
+    name = f"chip {number} {chip.get('name', '')}".strip()
+    if chip.get("health") == "OK":
+        yield Finding("ok", f"{name}: OK")
+    else:
+        do = f"`npu-smi info -t health -i {number}` says more; boot again"
+        yield Finding("error", f"{name}: {chip.get('health', '?')}", do)
+    for kind in ("hbm", "memory"):
+        used, total = chip.get(f"{kind}_used_mb"), chip.get(f"{kind}_total_mb")
+        if isinstance(used, (int, float)) and isinstance(total, (int, float)) and total > 0:
+            yield _memory(name, number, total - used, total)
+            break
+    busy = chip.get("utilisation_percent")
+    if isinstance(busy, (int, float)) and busy >= BUSY:
+        do = f"`npu-smi info -t usages -i {number}` shows it: wait, or stop the other program"
+        yield Finding("warning", f"{name} is busy ({busy} %): steps may time out", do)
+
+
+def _memory(name: str, number: object, free: float, total: float) -> Finding:
+    what = f"{name} has {free:g} of {total:g} MB free"
+    if free >= SCARCE:
+        return Finding("ok", what)
+    do = "close other programs on it; take a smaller model, a file of fewer bits or a smaller "
+    return Finding("warning", what, f"{do}--ctx (`npu-smi info -t memory -i {number}`)")

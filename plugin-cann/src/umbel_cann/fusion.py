@@ -79,14 +79,14 @@ def rounded(reads: Reads, to: Lowering) -> frozenset[Tensor]:
     return frozenset(t for t in read if all(halves(r, t) for r in reads.readers[t]))
 
 
-def steps(reads: Reads, to: Lowering) -> Iterator[tuple[int, Tensor, Lower | None]]:
-    """What is lowered in turn: which node comes first, which one is told of in errors, and the
-    launches of several at once where they are fused."""
+def steps(reads: Reads, to: Lowering) -> Iterator[tuple[int, tuple[Tensor, ...], Lower | None]]:
+    """What is lowered in turn: some nodes, which one comes first, and their launches all at
+    once where they can be fused."""
     i = 0
     while i < len(reads.nodes):
         found = _fused(reads, i, to)
         count, lower = found or (1, None)
-        yield i, reads.nodes[i + count - 1], lower
+        yield i, reads.nodes[i : i + count], lower
         i += count
 
 
@@ -106,13 +106,13 @@ def _named(reads: Reads, i: int, *names: str) -> tuple[Tensor, ...]:
 def _add_rms_norm(reads: Reads, i: int, to: Lowering) -> tuple[int, Lower] | None:
     """A sum and its norm; others may read the sum too."""
     nodes = _named(reads, i, "add", "rms_norm")
-    if not nodes or to.why_not("AddRmsNorm"):
+    if not nodes or to.why_not("AddRmsNorm", type_of(nodes[1].dtype)):
         return None
     both, normed = nodes
     x, *weight = normed.inputs
     same = both.inputs[0].shape == both.inputs[1].shape and both.dtype is normed.dtype
     whole = x.storage is both and x.shape[-1] == both.shape[-1] and x.size == both.size
-    whole = whole and x.is_contiguous
+    whole = whole and x.is_contiguous and not any(map(to.divided, both.inputs))
     if not (same and whole and weight and plain(x, weight[0]) and wide(to, normed)):
         return None
 
@@ -144,6 +144,8 @@ def _biased(reads: Reads, i: int, to: Lowering) -> tuple[int, Lower] | None:
     number = to.product_type(w)
     if not (fits and known and type_of(total.dtype) == number and made not in to.pairs):
         return None
+    if to.divided(x):
+        return None
     if not reads.within((made,), nodes):
         return None
 
@@ -160,6 +162,8 @@ def _biased(reads: Reads, i: int, to: Lowering) -> tuple[int, Lower] | None:
 
 def _rope(reads: Reads, i: int, to: Lowering) -> tuple[int, Lower] | None:
     found = rope(reads.nodes[i : i + 9], to)
-    if found is None or not reads.within(found.nodes[:-1], found.nodes):
+    if found is None or to.divided(found.x):
+        return None
+    if not reads.within(found.nodes[:-1], found.nodes):
         return None
     return len(found.nodes), found.lower

@@ -42,9 +42,13 @@ def _both(to: Lowering, node: Tensor, operator: str) -> View | None:
     """Gate and up as one row, where they lie behind each other, as products have made them. Of
     float16 that is for what is only read as float16."""
     gate, up = node.inputs
-    if to.why_not(operator) or to.pairs.get(gate.storage) != (gate.storage, up.storage):
+    if to.divided(gate) or to.divided(up):
+        return None
+    if to.pairs.get(gate.storage) != (gate.storage, up.storage):
         return None
     one, two = to.known(gate), to.known(up)
+    if to.why_not(operator, one.type):
+        return None
     beside = one.type == two.type and one.address == two.address and one.end == two.start
     whole = one.dense and two.dense and not one.size * BYTES[one.type] % _UNIT
     exact = one.type == type_of(node.dtype) or node in to.rounded

@@ -5,13 +5,15 @@ dropped. What a node needs beside its inputs and result lies in scratch memory.
 
 A value may exist in several forms: as the plan lays it out, and in scratch memory as what made
 it gave it, or as somebody wanted it. So a product of float16 becomes float32 only for whoever
-wants that, and is cast once for all of them.
+wants that, and is cast once for all of them. One that would leave float16's range may lie
+divided by a power of two (`divided.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
@@ -21,15 +23,19 @@ from umbel.hookspecs import Slot
 from umbel_cann.chips import Chip
 from umbel_cann.program import Call, Launch
 from umbel_cann.scratch import Scratch
+from umbel_cann.states import rows_of
 from umbel_cann.views import (
     BYTES,
     FLOAT,
     FLOAT16,
+    INT32,
     NAMES,
     Argument,
     Ints,
+    Scalar,
     Unsupported,
     View,
+    Views,
     contiguous,
     like,
     type_of,
@@ -38,6 +44,7 @@ from umbel_cann.views import (
 
 Missing = Callable[[str], str | None]
 Keep = Callable[[Hashable, np.ndarray], int]  # constants, by a key: their address
+_NUMPY = {FLOAT: np.float32, FLOAT16: np.float16, INT32: np.int32}
 
 
 @attrs.define(eq=False)
@@ -53,33 +60,46 @@ class Lowering:
     launches: list[Launch] = attrs.field(factory=list)
     rounded: frozenset[Tensor] = frozenset()  # results that all readers round to float16
     kept: Keep | None = None
+    raw: bool = False  # this node takes operands as they lie, divided or not
     # The results that are to lie behind each other, by either of them.
     pairs: Mapping[Tensor, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
     _forms: dict[Tensor, dict[int, View]] = attrs.field(factory=dict)
+    _powers: dict[Tensor, tuple[int, int]] = attrs.field(factory=dict)
     _shared: dict[Hashable, View] = attrs.field(factory=dict)
     _node: Tensor | None = None
     _now: int = 0
 
     def begin(self, node: Tensor, now: int = 0) -> None:
         """What follows is for this node, the `now`th of the split."""
-        self._node, self._now = node, now
+        self._node, self._now, self.raw = node, now, True
         self.scratch.begin()
 
     # memory
 
     def view(self, t: Tensor) -> View:
-        """A tensor in its own dtype, wherever it is."""
+        """A tensor in its own dtype, wherever it is, and as it is meant."""
         if t.storage in self._forms:
-            return self._of(t, type_of(t.dtype))
+            return self._meant(t, self._of(t, type_of(t.dtype)))
         lies = self._lies(t)
-        return self._allowed(lies) if self.slots is None else lies
+        return self._meant(t, self._allowed(lies) if self.slots is None else lies)
 
     def _lies(self, t: Tensor) -> View:
         """Where the plan has it."""
+        view = window(t, self.address(t))
+        if self.slots is None or t.storage.role is not Role.STATE:
+            return view
+        whole = t.storage.shape[0]
+        rows = rows_of(t.storage, self.slots[t.storage].buffer.nbytes)  # that have memory
+        elements = view.elements // whole * rows
+        shape = (rows, *t.shape[1:]) if t.shape[0] == whole else t.shape
+        return attrs.evolve(view, shape=shape, elements=elements)
+
+    def address(self, t: Tensor) -> int:
+        """Where the plan has the storage of a tensor."""
         if self.slots is None:
-            return window(t, 0)
+            return 0
         slot = self.slots[t.storage]
-        return window(t, slot.buffer.handle + slot.offset)
+        return int(slot.buffer.handle) + slot.offset
 
     def _allowed(self, view: View) -> View:
         if view.type == FLOAT and not self.chip.float32:
@@ -90,6 +110,12 @@ class Lowering:
     def temporary(self, shape: Ints, number: int) -> View:
         """Scratch memory, to the end of this node."""
         return _dense(shape, number, self.scratch.for_node)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """What is temporary in here gives its memory back at the end."""
+        with self.scratch.again():
+            yield
 
     def once(
         self, key: Hashable, shape: Ints, number: int, fill: Callable[[View], None]
@@ -102,9 +128,44 @@ class Lowering:
 
     def constant(self, key: Hashable, number: int, values: np.ndarray) -> View:
         """Values that are the same for all programs of a device."""
-        ready = np.ascontiguousarray(values, np.float32 if number == FLOAT else np.float16)
+        ready = np.ascontiguousarray(values, _NUMPY[number])
         address = self.kept((key, number), ready) if self.kept else 0
         return _dense(values.shape, number, lambda _: address)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What turns out to be `Unsupported` in here leaves nothing behind."""
+        count, shared = len(self.launches), dict(self._shared)
+        forms = {t: dict(views) for t, views in self._forms.items()}
+        try:
+            yield
+        except Unsupported:
+            del self.launches[count:]
+            self._shared, self._forms = shared, forms
+            raise
+
+    # values that are divided
+
+    def divide(self, node: Tensor, power: int, nbytes: int) -> None:
+        """The first bytes of a result are divided by that power of two."""
+        self._powers[node.storage] = power, nbytes
+
+    def divided(self, t: Tensor) -> int:
+        """By which power of two a tensor is divided where it lies."""
+        power, nbytes = self._powers.get(t.storage, (0, 0))
+        return power if t.offset < nbytes else 0
+
+    def power(self, t: Tensor) -> int:
+        """By which one what `view` gives to this node is."""
+        return self.divided(t) if self.raw else 0
+
+    def _meant(self, t: Tensor, view: View) -> View:
+        power = self.divided(t)
+        if self.raw or not power:
+            return view
+        meant = self.temporary(view.shape, view.type)
+        self.emit("Muls", view, Scalar(2.0**power), meant)
+        return meant
 
     # values in several forms
 
@@ -179,17 +240,18 @@ class Lowering:
     # launches
 
     def emit(self, operator: str, *arguments: Argument) -> None:
-        self.require(operator)
+        self.require(operator, first_type(arguments))
         assert self._node is not None
         self.launches.append(Call(operator, arguments, self._node))
 
-    def require(self, operator: str) -> None:
-        if (why := self.why_not(operator)) is not None:
+    def require(self, operator: str, number: int | None = None) -> None:
+        if (why := self.why_not(operator, number)) is not None:
             raise Unsupported(why)
 
-    def why_not(self, operator: str) -> str | None:
-        why = self.chip.refused.get(operator)
-        return f"aclnn{operator}: {why}" if why else self.missing(operator)
+    def why_not(self, operator: str, number: int | None = None) -> str | None:
+        """Why it cannot be used: with its first tensor of that dtype, or with any."""
+        dtype = None if number is None else NAMES.get(number)
+        return self.missing(operator) or self.chip.why_not(operator, dtype)
 
     def launch(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -201,7 +263,7 @@ class Lowering:
         if t.dtype.name == NAMES[number]:
             return self.view(t)
         if t.storage in self._forms or self._shares(t):
-            return self._of(t, number)
+            return self._meant(t, self._of(t, number))
         return self.cast(self.stored(t), number)
 
     def _shares(self, t: Tensor) -> bool:
@@ -232,6 +294,16 @@ class Lowering:
         """In which dtype products with these weights are computed."""
         whole = w.dtype.name == "f32" and self.chip.float32_products
         return FLOAT if whole else FLOAT16
+
+
+def first_type(arguments: tuple[Argument, ...]) -> int | None:
+    """The dtype of the first tensor, which an operator's kernels are told apart by."""
+    for argument in arguments:
+        if isinstance(argument, Views):
+            return argument.views[0].type
+        if isinstance(argument, View):
+            return argument.type
+    return None
 
 
 def _dense(shape: Ints, number: int, take: Callable[[int], int]) -> View:

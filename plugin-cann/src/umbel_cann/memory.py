@@ -4,27 +4,35 @@ Weights and states are announced before the first has memory: while a model is p
 is asked of all weights, and `alloc_size` of all states when their sum is held against what is
 free. So a few large pieces of memory can be taken for them. A wrong guess does no harm: what is
 left of a piece is for whatever comes.
+
+Of a state the first rows have memory; it grows as further ones are written (`states.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-from umbel.errors import OutOfMemoryError
-from umbel.gguf.types import BY_NAME, F16, F32, I32, DType, convert
+from umbel.errors import OutOfMemoryError, UmbelError
+from umbel.gguf.types import BY_NAME, F16, F32, I32, DType
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Device
 
+from umbel_cann import quantised
 from umbel_cann.chips import Chip
 from umbel_cann.heap import ALIGNMENT, Heap, Region, padded
+from umbel_cann.quantised import Layout
 from umbel_cann.runtime import TO_DEVICE, TO_HOST, WITHIN, Npu
+from umbel_cann.upload import Uploads, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
 _PIECE = 256 << 20  # bytes of weights that are taken at once, or a sixth of a larger model
+BLOCK = 128  # rows by which states grow
 _KNOWN = 1 << 16  # bytes of a step's inputs that the host remembers, or copies with others
 
 
@@ -35,9 +43,10 @@ class NpuBuffer:
     region: Region
     npu: Npu
     # The integers that the host wrote, by offset: a device that cannot scatter copies rows to
-    # where they say.
+    # where they say, and states grow as far as they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
     whole: bool = False  # what is written to it are whole tensors
+    grow: Callable[[NpuBuffer, int], None] | None = None  # makes it hold so many bytes
 
     @property
     def nbytes(self) -> int:
@@ -54,6 +63,8 @@ class NpuBuffer:
 
     def write(self, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data)
+        if self.grow is not None and offset + raw.nbytes > self.nbytes:
+            self.grow(self, offset + raw.nbytes)
         self.integers.pop(offset, None)
         if raw.dtype == np.int32 and raw.nbytes <= _KNOWN:
             self.integers[offset] = raw.reshape(-1).copy()
@@ -63,7 +74,8 @@ class NpuBuffer:
             self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
-        if not isinstance(source, NpuBuffer) or source.npu is not self.npu:
+        """From another NPU where they reach each other; the core has waited for that one."""
+        if not isinstance(source, NpuBuffer) or not self.npu.reaches(source.npu):
             return False
         place = source.handle + source_offset
         self.npu.copy(self.handle + offset, place, nbytes, WITHIN)
@@ -74,6 +86,36 @@ class NpuBuffer:
         raise RuntimeError(msg)
 
 
+@attrs.frozen(eq=False)
+class QuantisedBuffer:
+    """A weight of 4 or 8 bits; `read` gives it in blocks, as `quantised.blocks` makes them."""
+
+    held: NpuBuffer
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        return self.held.nbytes
+
+    @property
+    def handle(self) -> int:
+        return self.held.handle
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        parts = [self.held.read(at, size) for at, size in self.layout.parts]
+        return quantised.blocks(self.layout.form, parts).reshape(-1)[offset : offset + nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        msg = "a weight is stored, and never written"
+        raise RuntimeError(msg)
+
+    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
+        return False
+
+    def map(self, mode: str) -> np.ndarray:
+        return self.held.map(mode)
+
+
 @attrs.define(eq=False)
 class NpuMemory:
     """How it is had."""
@@ -82,23 +124,38 @@ class NpuMemory:
     chip: Chip
     dtype: DType  # of values
     heap: Heap = attrs.field(init=False)
+    uploads: Uploads = attrs.field(init=False)
     alignment: int = ALIGNMENT
     max_size: int = 1 << 62
     is_host: bool = False
     separate: bool = False
     in_place: bool = False  # an Add into one of its inputs breaks later products on a 310B
     coming: dict[Hashable, int] = attrs.field(factory=dict)  # weights, until they are stored
-    states: dict[str, int] = attrs.field(factory=dict)  # bytes, until they have memory
+    # bytes in all and at first of states, until they have memory
+    states: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    moved: int = 0  # how often a state was given other memory
     announced: int = 0  # bytes of weights in all
 
     @heap.default
     def _heap(self) -> Heap:
         return Heap(self.npu.allocate, self.npu.free, self.npu.wait)
 
+    @uploads.default
+    def _uploads(self) -> Uploads:
+        return Uploads(self.npu)
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self.uploads.close()
+        self.heap.release()
+
     def alloc_size(self, tensor: Tensor) -> int:
+        if tensor.role is Role.WEIGHT:
+            return padded(self._room(tensor, tensor.dtype)[0])
         size = padded(tensor.nbytes)
         if tensor.role is Role.STATE:
-            self.states[tensor.name] = size
+            rows = min(tensor.shape[0], 2 * BLOCK)
+            self.states[tensor.name] = size, padded(tensor.nbytes // tensor.shape[0] * rows)
         return size
 
     def readable_by(self, device: Device) -> bool:
@@ -107,6 +164,8 @@ class NpuMemory:
     def accepts(self, tensor: Tensor) -> DType:
         if tensor.name.startswith(("k_cache.", "v_cache.")) and tensor.dtype is F32:
             return F16  # half the memory, and what attention operators take
+        if tensor.name.startswith("ssm.") and self.chip.float32:
+            return F32  # sums of all that came before, to which a token may add little
         kept = self._kept(tensor)
         if tensor.role is Role.WEIGHT:
             self._announce(tensor, kept)
@@ -115,32 +174,53 @@ class NpuMemory:
     def _kept(self, tensor: Tensor) -> DType:
         if tensor.dtype is I32:
             return I32
+        if (few := quantised.kept(tensor, self.chip)) is not None:
+            return few
         if self.dtype is F16 or (tensor.dtype is not F32 and len(tensor.shape) > 1):
             return F16
         return F32
 
     def _announce(self, tensor: Tensor, kept: DType) -> None:
-        size = padded(tensor.size * kept.block_bytes) + ALIGNMENT
+        size = padded(self._room(tensor, kept)[0]) + ALIGNMENT
         if (key := _key(tensor)) not in self.coming:
             self.coming[key] = size
             self.announced += size
 
     def allocate(self, nbytes: int, usage: str) -> NpuBuffer:
-        ahead = 0
-        if usage == "state":
-            ahead = sum(size + ALIGNMENT for size in list(self.states.values()))
-            like = (name for name, size in list(self.states.items()) if size == nbytes)
-            self.states.pop(next(like, ""), None)
-        region = self._take(nbytes, ahead, f"{usage} memory")
-        return NpuBuffer(region, self.npu, whole=usage != "state")
+        if usage != "state":
+            region = self._take(nbytes, 0, f"{usage} memory")
+            return NpuBuffer(region, self.npu, whole=True)
+        known = list(self.states.items())
+        like = next((name for name, (size, _) in known if size == nbytes), "")
+        ahead = sum(first + ALIGNMENT for _, (_, first) in known)
+        _, first = self.states.pop(like, (0, nbytes))
+        grow = partial(self._grow, nbytes)
+        return NpuBuffer(self._take(first, ahead, "state memory"), self.npu, grow=grow)
 
-    def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer:
+    def _grow(self, most: int, buffer: NpuBuffer, nbytes: int, ahead: int = 0) -> None:
+        """Other memory for a state, with what is in it: an eighth more than before at least."""
+        size, old = max(nbytes, buffer.nbytes // 8 * 9), buffer.region
+        buffer.region = self._take(padded(min(size, most)), ahead, "state memory")
+        self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
+        self.moved += 1
+
+    def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer | QuantisedBuffer:
         kept = self._kept(tensor)
-        ready = np.ascontiguousarray(convert(array, tensor.dtype, kept))
-        region = self._take(padded(ready.nbytes), self._ahead(tensor), tensor.label)
+        size, layout = self._room(tensor, kept)
+        region = self._take(padded(size), self._ahead(tensor), tensor.label)
         buffer = NpuBuffer(region, self.npu)
-        buffer.write(0, ready)
-        return buffer
+        try:
+            self.uploads.send(buffer.handle, size, pieces(tensor, array, kept, layout))
+        except UmbelError as error:
+            error.where = error.where or tensor.label
+            raise
+        return QuantisedBuffer(buffer, layout) if layout else buffer
+
+    def _room(self, tensor: Tensor, kept: DType) -> tuple[int, Layout | None]:
+        """Bytes of a weight as it is kept, and where its parts lie, if it has some."""
+        found = quantised.form(attrs.evolve(tensor, dtype=kept, strides=()), self.chip)
+        layout = Layout(found, tensor.size) if found else None
+        return (layout.nbytes if layout else tensor.size * kept.block_bytes), layout
 
     def _ahead(self, tensor: Tensor) -> int:
         """Bytes to take for this and the weights after it; nobody announces them again where a
@@ -155,9 +235,13 @@ class NpuMemory:
         try:
             return self.heap.take(nbytes, ahead)
         except OutOfMemoryError as error:
-            free = self.npu.memory()[0]
+            free, gaps = self.npu.memory()[0], self.heap.reserved - self.heap.living
+            later = sum(self.coming.values()) + sum(n for _, n in self.states.values())
             msg = f"the NPU has no room for {nbytes} bytes ({what})"
             expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
+            if later:
+                total = max(nbytes + later - free - gaps, nbytes - free)
+                expected += f", up to {total} with the weights and the context still to come"
             do = "take a smaller --ctx, --ubatch or model"
             raise OutOfMemoryError(msg, expected=expected, got=nbytes, do=do) from error
 

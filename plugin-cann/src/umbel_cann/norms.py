@@ -12,16 +12,18 @@ from umbel_cann.views import BYTES, FLOAT, Numbers, Unsupported, View, type_of
 def rms_norm(to: Lowering, node: Tensor) -> None:
     x, *weight = node.inputs
     number, out = type_of(node.dtype), to.view(node)
-    if wide(to, node) and weight and plain(x, weight[0]) and to.why_not("RmsNorm") is None:
+    eps = node.attrs["eps"] * 4.0 ** -to.power(x)
+    works = wide(to, node) and to.why_not("RmsNorm", number) is None
+    if works and weight and plain(x, weight[0]):
         root = to.temporary((*x.shape[:-1], 1), FLOAT)
         gamma = to.operand(weight[0], number)
         rows = to.dense(to.operand(x, number))
-        to.emit("RmsNorm", rows, gamma, node.attrs["eps"], out, root)
+        to.emit("RmsNorm", rows, gamma, eps, out, root)
         return
-    _by_layer_norm(to, node, to.operand(x, number), out)
+    _by_layer_norm(to, node, to.operand(x, number), eps, out)
 
 
-def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
+def _by_layer_norm(to: Lowering, node: Tensor, x: View, eps: float, out: View) -> None:
     """LayerNorm of x and -x beside each other: their mean is zero.
 
     It sums as precisely as the chip can, where squares of float16 would overflow.
@@ -31,7 +33,7 @@ def _by_layer_norm(to: Lowering, node: Tensor, x: View, out: View) -> None:
     signs = to.constant("signs", x.type, np.array([[1.0], [-1.0]]))
     to.emit("Mul", x.spread(axis), signs, both.reshaped(*x.shape[:-1], 2, size))
     shape = Numbers((2 * size,))
-    to.emit("LayerNorm", both, shape, None, None, node.attrs["eps"], normed, None, None)
+    to.emit("LayerNorm", both, shape, None, None, eps, normed, None, None)
     half = normed.part(axis, 0, size)
     if len(node.inputs) == 1:
         to.emit("InplaceCopy", out, half)
@@ -48,7 +50,7 @@ def norm(to: Lowering, node: Tensor) -> None:
     rows = to.dense(to.operand(x, number))
     affine = [to.operand(t, number) for t in others]
     affine += [None] * (2 - len(affine))  # type: ignore[list-item]
-    shape, eps = Numbers(x.shape[-1:]), node.attrs["eps"]
+    shape, eps = Numbers(x.shape[-1:]), node.attrs["eps"] * 4.0 ** -to.power(x)
     to.emit("LayerNorm", rows, shape, *affine, eps, to.view(node), None, None)
 
 

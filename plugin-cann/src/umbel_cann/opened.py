@@ -9,11 +9,13 @@ import attrs
 from umbel.errors import CancelledError, OptionError, UmbelError
 from umbel.graph import Tensor
 
-from umbel_cann import smi
+from umbel_cann import chips, smi
 from umbel_cann.acl.toolkit import Toolkit
-from umbel_cann.chips import Chip, chip
+from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
+from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
+from umbel_cann.probing import Tried, tried
 from umbel_cann.runtime import PROCESS, Npu
 
 
@@ -26,20 +28,24 @@ class Opened:
     memory: NpuMemory
     programs: Programs
     _health: smi.Health
+    _tried: Tried | None
 
     @classmethod
     def new(cls, toolkit: Toolkit, index: int, dtype: str, timeout: float) -> Opened:
         npu = Npu(PROCESS.start(toolkit), index, timeout=timeout)
         try:
-            kind = chip(npu.soc)
+            found = tried(toolkit, index, npu.soc)
+            kind = chips.tried(npu.soc, found.verdicts) if found else chips.chip(npu.soc)
+            if npu.acl.missing(WEIGHT_QUANT) is not None:
+                kind = attrs.evolve(kind, weight_quant=())
             if dtype == "f32" and not kind.float32:
                 msg = f"a {kind.name} computes float16 alone"
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
-            programs = Programs(npu, kind, memory.heap)
-            npu.on_close += [programs.clear, memory.heap.release]
+            programs = Programs(npu, kind, memory)
+            npu.on_close += [programs.clear, memory.close]
             health = smi.Health(toolkit.root, index)
-            return cls(npu, kind, memory, programs, health)
+            return cls(npu, kind, memory, programs, health, found)
         except BaseException:
             npu.close()
             raise
@@ -66,6 +72,7 @@ class Opened:
             "cann": self.npu.acl.toolkit.version,
             "dtype": self.memory.dtype.name,
             "memory_shared": self.npu.shared,
+            "operators": self._tried.told if self._tried else "assumed: not tried",
         }
 
     def status(self) -> Mapping[str, object]:

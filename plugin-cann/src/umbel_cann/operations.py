@@ -2,213 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
-import numpy as np
-from umbel.graph import Role, Tensor
-
+from umbel_cann import elementwise, rows, ssm
 from umbel_cann.attention import flash_attn_ext, soft_max
+from umbel_cann.elementwise import Lower, binary, unary
+from umbel_cann.experts import mul_mat_id
 from umbel_cann.gates import geglu, swiglu
-from umbel_cann.lowering import Lowering
 from umbel_cann.norms import norm, rms_norm
 from umbel_cann.products import mul_mat
-from umbel_cann.program import RowCopies
-from umbel_cann.views import (
-    BYTES,
-    FLOAT,
-    ONE,
-    Argument,
-    Numbers,
-    Scalar,
-    Unsupported,
-    Views,
-    type_of,
-)
-
-Lower = Callable[[Lowering, Tensor], None]
-
-
-def _binary(operator: str, *more: Argument) -> Lower:
-    """The second operand broadcasts as in NumPy."""
-
-    def lower(to: Lowering, node: Tensor) -> None:
-        number = type_of(node.dtype)
-        a, b = (to.operand(t, number) for t in node.inputs)
-        to.emit(operator, a, b, *more, to.view(node))
-
-    return lower
-
-
-def _add(to: Lowering, node: Tensor) -> None:
-    """Where a chip takes float32 and float16 at once, a product need not be cast for it."""
-    if not to.chip.mixes or type_of(node.dtype) != FLOAT:
-        return _binary("Add", ONE)(to, node)
-    a, b = (to.known(t) for t in node.inputs)
-    to.emit("Add", a, b, ONE, to.view(node))
-    return None
-
-
-def _unary(operator: str) -> Lower:
-    def lower(to: Lowering, node: Tensor) -> None:
-        x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
-        to.emit(operator, x, to.view(node))
-
-    return lower
-
-
-def _sqr(to: Lowering, node: Tensor) -> None:
-    x = to.operand(node.inputs[0], type_of(node.dtype))
-    to.emit("Mul", x, x, to.view(node))
-
-
-def _sqrt(to: Lowering, node: Tensor) -> None:
-    """Where there is none: the square of rsqrt(rsqrt(x)), which is right for 0 too."""
-    if to.why_not("Sqrt") is None:
-        return _unary("Sqrt")(to, node)
-    x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
-    inverse, root = (to.temporary(x.shape, x.type) for _ in range(2))
-    to.emit("Rsqrt", x, inverse)
-    to.emit("Rsqrt", inverse, root)
-    to.emit("Mul", root, root, to.view(node))
-    return None
-
-
-def _exp(to: Lowering, node: Tensor) -> None:
-    """Where there is none: a power of e."""
-    if to.why_not("Exp") is None:
-        return _unary("Exp")(to, node)
-    x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
-    to.emit("PowScalarTensor", Scalar(float(np.e)), x, to.view(node))
-    return None
-
-
-def _scale(to: Lowering, node: Tensor) -> None:
-    """x s + b"""
-    x, out = to.operand(node.inputs[0], type_of(node.dtype)), to.view(node)
-    s, b = node.attrs["s"], node.attrs.get("b", 0.0)
-    if s != 1 or not b:
-        into = to.temporary(x.shape, x.type) if b else out
-        to.emit("Muls", x, Scalar(s), into)
-        x = into
-    if b:
-        to.emit("Adds", x, Scalar(b), ONE, out)
-
-
-def _clamp(to: Lowering, node: Tensor) -> None:
-    x = to.dense(to.operand(node.inputs[0], type_of(node.dtype)))
-    least, most = Scalar(node.attrs["min"]), Scalar(node.attrs["max"])
-    to.emit("Clamp", x, least, most, to.view(node))
-
-
-def _cast(to: Lowering, node: Tensor) -> None:
-    to.emit("Cast", to.stored(node.inputs[0]), type_of(node.dtype), to.stored(node))
-
-
-def _cont(to: Lowering, node: Tensor) -> None:
-    to.emit("InplaceCopy", to.stored(node), to.stored(node.inputs[0]))
-
-
-def _concat(to: Lowering, node: Tensor) -> None:
-    """Where there is no operator, parts are copied into their place. A copy to where there are
-    gaps has to be made anew for each step: such parts are first brought together with the axis
-    in front, where there are none."""
-    parts, axis = [to.view(t) for t in node.inputs], node.attrs["axis"]
-    out, at = to.view(node), 0
-    if to.why_not("Cat") is None and all(part.dense for part in parts):
-        to.emit("Cat", Views(tuple(parts)), axis, out)
-        return
-    order = (axis, *(i for i in range(len(out.shape)) if i != axis))
-    turned = out.permuted(*order)
-    direct = turned.dense
-    if not direct:
-        turned = to.temporary(turned.shape, out.type)
-    for part in parts:
-        end = at + part.shape[axis]
-        to.emit("InplaceCopy", turned.part(0, at, end), part.permuted(*order))
-        at = end
-    if not direct:
-        back = sorted(range(len(order)), key=order.__getitem__)
-        to.emit("InplaceCopy", out, turned.permuted(*back))
-
-
-def _sum_rows(to: Lowering, node: Tensor) -> None:
-    x, out = to.dense(to.operand(node.inputs[0], type_of(node.dtype))), to.view(node)
-    last = Numbers((len(x.shape) - 1,))
-    if to.why_not("ReduceSum") is None:
-        to.emit("ReduceSum", x, last, True, out.type, out)
-        return
-    mean = to.temporary(out.shape, out.type)
-    to.emit("Mean", x, last, True, out.type, mean)
-    to.emit("Muls", mean, Scalar(x.shape[-1]), out)
-
-
-def _get_rows(to: Lowering, node: Tensor) -> None:
-    table, ids = node.inputs
-    if len(table.shape) != 2:
-        msg = "get_rows of several matrices at once"
-        raise Unsupported(msg)
-    rows, index = to.view(table), to.dense(to.view(ids))
-    index = index.reshaped(index.size)
-    made = to.result(node, rows.type)
-    flat = made.reshaped(index.size, table.shape[1])
-    if to.chip.gather == "Embedding":
-        to.emit("Embedding", rows, index, flat)
-    else:
-        to.emit(to.chip.gather, rows, 0, index, flat)
-    to.finish(node, made)
-
-
-def _set_rows(to: Lowering, node: Tensor) -> None:
-    state, source, ids = node.inputs
-    target = to.stored(state)
-    rows = to.dense(to.operand(source, target.type))
-    if to.chip.scatters:
-        index = to.dense(to.view(ids))
-        to.emit("InplaceIndexCopy", target, 0, index.reshaped(index.size), rows)
-        return
-    storage = ids.storage
-    if storage.role is not Role.INPUT or ids.shape != storage.shape or not target.dense:
-        msg = "set_rows to where the host does not know"
-        raise Unsupported(msg)
-    known = _integers(to, storage)
-    to.launch(RowCopies(target, rows, target.shape[1] * BYTES[target.type], known, node))
-
-
-def _integers(to: Lowering, storage: Tensor) -> Callable[[], np.ndarray | None]:
-    """What the host wrote last into an input."""
-    if to.slots is None:
-        return lambda: None
-    slot = to.slots[storage]
-    return partial(slot.buffer.integers.get, slot.offset)  # type: ignore[attr-defined]
-
+from umbel_cann.views import ONE
 
 LOWERINGS: Mapping[str, Lower] = {
-    "add": _add,
-    "sub": _binary("Sub", ONE),
-    "mul": _binary("Mul"),
-    "div": _binary("Div"),
-    "sqr": _sqr,
-    "sqrt": _sqrt,
-    "exp": _exp,
-    "neg": _unary("Neg"),
-    "tanh": _unary("Tanh"),
-    "relu": _unary("Relu"),
-    "sigmoid": _unary("Sigmoid"),
-    "silu": _unary("Silu"),
-    "swiglu": swiglu,
-    "geglu": geglu,
-    "scale": _scale,
-    "clamp": _clamp,
-    "cast": _cast,
-    "cont": _cont,
-    "concat": _concat,
-    "sum_rows": _sum_rows,
+    "add": elementwise.add,
+    "sub": binary("Sub", ONE),
+    "mul": binary("Mul"),
+    "div": binary("Div"),
+    "sqr": elementwise.sqr,
+    "sqrt": elementwise.sqrt,
+    "exp": elementwise.exp,
+    "neg": unary("Neg"),
+    "tanh": unary("Tanh"),
+    "relu": unary("Relu"),
+    "sigmoid": unary("Sigmoid"),
+    "silu": unary("Silu"),
+    "softplus": elementwise.softplus,
+    "gelu": unary("GeluV2", 1),
+    "gelu_erf": elementwise.gelu_erf,
+    "scale": elementwise.scale,
+    "clamp": elementwise.clamp,
+    "cast": elementwise.cast,
+    "cont": rows.cont,
+    "concat": rows.concat,
+    "sum_rows": rows.sum_rows,
     "rms_norm": rms_norm,
     "norm": norm,
     "soft_max": soft_max,
     "flash_attn_ext": flash_attn_ext,
-    "get_rows": _get_rows,
-    "set_rows": _set_rows,
+    "get_rows": rows.get_rows,
+    "set_rows": rows.set_rows,
+    "top_k": rows.top_k,
     "mul_mat": mul_mat,
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "mul_mat_id": mul_mat_id,
+    "ssm_conv": ssm.ssm_conv,
+    "ssm_scan": ssm.ssm_scan,
 }

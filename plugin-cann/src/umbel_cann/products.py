@@ -7,6 +7,7 @@ import math
 import attrs
 from umbel.graph import Tensor
 
+from umbel_cann.few_bits import product
 from umbel_cann.lowering import Lowering
 from umbel_cann.views import KEEP, ONE, View
 
@@ -15,6 +16,9 @@ MANY = 64  # rows from which on long rows fail on some chips
 
 def mul_mat(to: Lowering, node: Tensor) -> None:
     w, x = node.inputs
+    if w.dtype.quantised:
+        product(to, node)
+        return
     number = to.product_type(w)
     if len(w.shape) == 2:
         flat, turned = rows_of(to, x, number), factors(to, to.operand(w, number))

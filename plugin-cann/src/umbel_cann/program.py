@@ -17,6 +17,7 @@ from umbel_cann.acl.prototypes import names
 from umbel_cann.capture import Recording, record
 from umbel_cann.heap import Heap, Region
 from umbel_cann.runtime import WITHIN, Npu
+from umbel_cann.states import Written
 from umbel_cann.views import Argument, Descriptors, View
 
 _AGAIN = "aclSetAclOpExecutorRepeatable"
@@ -165,6 +166,8 @@ class Program:
 
     launches: tuple[Launch, ...]
     scratch: Region | None
+    written: tuple[Written, ...] = ()  # states that it changes
+    moved: int | None = None  # how often states had other memory; None: it knows none
     ready: bool = False  # it keeps executors
     recording: Recording | None = None
     recordable: bool = True  # as far as is known

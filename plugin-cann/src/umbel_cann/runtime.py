@@ -96,6 +96,7 @@ class Npu:
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.context = self.stream = 0
         self._puts: list[tuple[int, np.ndarray, object]] = []  # what goes to the device next
+        self._peers: dict[int, bool] = {}
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
         try:
@@ -119,28 +120,48 @@ class Npu:
 
     def wait(self, what: str = "the NPU") -> None:
         """Until everything launched is done; raises what went wrong."""
-        acl = self.use()
+        self.use()
         if not self.busy:
             return
         self.busy = False
-        if limited := acl.find("aclrtSynchronizeStreamWithTimeout"):
-            code = limited(self.stream, int(self.timeout * 1000))
-        else:
-            code = acl.function("aclrtSynchronizeStream")(self.stream)
-        if code:
-            error = acl.error(f"waiting for {what}", code)
-            if clear := acl.find("aclrtGetLastError"):
-                clear(THREAD_LEVEL)
-            if code == codes.SYNC_TIMEOUT:
-                self._leave_stream()
+        if code := self._synchronised(self.stream):
+            error = self._error(what, code)
+            # it may still be at work, in memory that the next step writes
+            if code == codes.SYNC_TIMEOUT or self._synchronised(self.stream):
+                self.leave_stream()
+            self.acl.recent()
             raise error
 
-    def _leave_stream(self) -> None:
+    def settle(self, stream: int, what: str) -> None:
+        """Waits for another stream; raises what went wrong in it."""
+        self.use()
+        if code := self._synchronised(stream):
+            raise self._error(what, code)
+
+    def _synchronised(self, stream: int) -> int:
+        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
+            return int(limited(stream, int(self.timeout * 1000)))
+        return int(self.acl.function("aclrtSynchronizeStream")(stream))
+
+    def _error(self, what: str, code: int) -> DeviceError:
+        error = self.acl.error(f"waiting for {what}", code)
+        if clear := self.acl.find("aclrtGetLastError"):
+            clear(THREAD_LEVEL)
+        return error
+
+    def leave_stream(self) -> None:
         """What hangs is left behind: a new stream can go on."""
         hanging, self.stream = self.stream, 0
         with contextlib.suppress(UmbelError):
-            self.acl.call("aclrtDestroyStreamForce", hanging)
-        self.stream = self.acl.number("aclrtCreateStream")
+            self.end_stream(hanging, by_force=True)
+        self.stream = self.new_stream()
+
+    def new_stream(self) -> int:
+        return self.use().number("aclrtCreateStream")
+
+    def end_stream(self, stream: int, *, by_force: bool = False) -> None:
+        """Waits for it, or leaves behind what is in it."""
+        self.use().call(f"aclrtDestroyStream{'Force' * by_force}", stream)
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all."""
@@ -193,6 +214,31 @@ class Npu:
                 held.append(memory)
             whole = np.concatenate([p.reshape(-1).view(np.uint8) for p in parts])
             self._copy(begin, whole.ctypes.data, whole.nbytes, TO_DEVICE)
+
+    def pin(self, nbytes: int) -> int:
+        """Memory of the host that the device reads and writes by itself."""
+        return self.use().number("aclrtMallocHost", nbytes)
+
+    def unpin(self, address: int) -> None:
+        self.use().call("aclrtFreeHost", address)
+
+    def send(self, to: int, pinned: int, nbytes: int, stream: int) -> None:
+        """From such memory to the device's; it has arrived when the stream has settled."""
+        if nbytes:
+            copy = (to, nbytes, pinned, nbytes, TO_DEVICE, stream)
+            self.use().call("aclrtMemcpyAsync", *copy)
+
+    def reaches(self, other: Npu) -> bool:
+        """Whether it copies from the other's memory without the host; asked once of each."""
+        if other is not self and other.index not in self._peers:
+            self._peers[other.index] = False
+            with contextlib.suppress(UmbelError):
+                acl, pair = self.use(), (self.index, other.index)
+                can = acl.number("aclrtDeviceCanAccessPeer", *pair, kind=ctypes.c_int32)
+                if can:
+                    acl.call("aclrtDeviceEnablePeerAccess", other.index, 0)
+                self._peers[other.index] = bool(can)
+        return other is self or self._peers[other.index]
 
     def close(self) -> None:
         """Stream and device, whatever state they are in."""

@@ -7,6 +7,9 @@ The stream runs launches one after the other: so what is free for a later one is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import attrs
 
 from umbel_cann.heap import placed
@@ -41,6 +44,13 @@ class Scratch:
         self._used += placed(nbytes)
         self.peak = max(self.peak, self._used)
         return address
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """What is taken for a node in here is free at the end."""
+        used = self._used
+        yield
+        self._used = used
 
     def for_all(self, nbytes: int) -> int:
         """To the end of the split."""

@@ -33,15 +33,15 @@ class Health:
         return self._chips[self.index] if self.index < len(self._chips) else {}
 
 
-def run(toolkit: Path | None = None) -> str:
-    """Its output; empty where there is none, or it fails."""
+def run(toolkit: Path | None = None, limit: float = TIME) -> str:
+    """Its output; empty where there is none, or it fails, or takes longer."""
     inside = toolkit / "bin/npu-smi" if toolkit else None
     program = str(inside) if inside and inside.is_file() else shutil.which("npu-smi")
     if program is None:
         return ""
     try:
         command = [program, "info"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIME)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -14,12 +14,13 @@ from umbel.graph import Tensor
 
 from umbel_cann.acl import Acl
 
-FLOAT, FLOAT16, INT32 = 0, 1, 3  # aclDataType
+FLOAT, FLOAT16, INT8, INT32, INT64, INT4 = 0, 1, 2, 3, 9, 29  # aclDataType
 TYPES = {"f32": FLOAT, "f16": FLOAT16, "i32": INT32}
 NAMES = {number: name for name, number in TYPES.items()}
 BOOL = 12  # of masks, in scratch memory
-BYTES = {FLOAT: 4, FLOAT16: 2, INT32: 4, BOOL: 1}
+BYTES = {FLOAT: 4, FLOAT16: 2, INT8: 1, INT32: 4, INT64: 8, BOOL: 1}
 ND = 2  # aclFormat: no layout but the strides
+NCL = 47  # images, channels, length: what a convolution of one axis asks for
 KEEP = 0  # cubeMathType: compute in the dtype of the operands
 
 Ints: TypeAlias = tuple[int, ...]
@@ -39,6 +40,7 @@ class View:
     address: int  # of the storage
     offset: int = 0
     elements: int = 0  # of the storage
+    format: int = ND
 
     @property
     def size(self) -> int:
@@ -91,9 +93,10 @@ class View:
 
 @attrs.frozen
 class Scalar:
-    """A number that the device gets as float32."""
+    """A number that the device gets as float32, or as int32."""
 
     value: float
+    type: int = FLOAT
 
 
 @attrs.frozen
@@ -161,8 +164,10 @@ class Descriptors:
         if isinstance(argument, View):
             return self._note("Tensor", self._tensor(argument))
         if isinstance(argument, Scalar):
-            value = ctypes.c_float(argument.value)
-            made = self.acl.made("aclCreateScalar", ctypes.byref(value), FLOAT)
+            whole = argument.type == INT32
+            given = argument.value
+            value = ctypes.c_int32(int(given)) if whole else ctypes.c_float(given)
+            made = self.acl.made("aclCreateScalar", ctypes.byref(value), argument.type)
             return self._note("Scalar", made)
         if isinstance(argument, Numbers):
             values = np.array(argument.values, np.int64)
@@ -180,7 +185,7 @@ class Descriptors:
         numbers = np.array((*view.shape, *view.strides, view.elements), np.int64)
         at = numbers.ctypes.data
         stride, storage = at + 8 * rank, at + 16 * rank
-        described = (view.offset, ND, storage, 1, view.address)
+        described = (view.offset, view.format, storage, 1, view.address)
         return self.acl.made("aclCreateTensor", at, rank, view.type, stride, *described)
 
     def _note(self, kind: str, handle: int) -> int:

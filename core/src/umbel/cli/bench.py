@@ -7,6 +7,8 @@ other.
 
 With `--draft` two texts are continued greedily, without drafts and with them by turns: one that
 repeats itself, the best case of a lookup, and one that does not.
+
+`--submit-report` also writes all that was seen into a file for those who made the backend.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import umbel
 from umbel.cli import common
-from umbel.errors import OptionError
+from umbel.errors import DeviceError, OptionError, PluginError
+
+if TYPE_CHECKING:
+    from umbel.tools.report import Observed
 
 COLUMNS = ("device", "threads", "test", "tps", "stddev", "first_token_ms", "s_pp", "s_tg")
 DRAFT = ("accepted", "drafted", "ratio")  # columns more with --draft
+REPORT = b"# Umbel report"  # how a file begins that may be replaced by another
 
 PROGRAM = """def area(width, height):
     if width < 0 or height < 0:
@@ -54,6 +60,8 @@ def add(parser: common.Parser) -> None:
     add("--json", action="store_true", help="write JSON")
     text = "with --draft: continued in the place of the two texts that are built in"
     add("--text", type=common.text_file, metavar="FILE", help=text)
+    text = "write a report to attach to an issue: speeds, versions, answers beside the host's"
+    add("--submit-report", type=common.replaceable(REPORT), metavar="FILE", help=text)
     common.add_draft(parser)
     common.add_load(parser, bench=True)
 
@@ -64,11 +72,17 @@ def run(args: argparse.Namespace) -> None:
     Devices and thread counts are measured one after the other, each in every test.
     """
     from umbel import plugins
+    from umbel.tools import report
 
     if min(args.p, args.n) < 0 or args.p + args.n == 0 or min([args.r, *args.b]) < 1:
         msg = "there is nothing to measure"
         raise OptionError(msg, where="-p, -n, -b, -r", expected="numbers above 0")
     ctx = args.p + args.n if args.b else max(args.p, args.n)
+    if (out := args.submit_report) is not None:
+        ctx = max(ctx, report.TOKENS)
+        if not out.absolute().parent.is_dir():
+            msg = "there is no such folder to write to"
+            raise OptionError(msg, where=out, do="make it first")
     if args.text is not None and args.draft is None:
         msg = "there are no drafts to measure with the text"
         raise OptionError(msg, where="--text", do="add --draft")
@@ -76,18 +90,48 @@ def run(args: argparse.Namespace) -> None:
     # How long the texts are is known when the model is there: then it gets the usual context.
     room = {"ctx": None if args.draft else ctx, "parallel": max(args.b, default=1)}
     rows: list[dict[str, Any]] = []
+    seen: list[report.Observed] = []
     for device, threads in itertools.product(args.device.split(","), args.threads):
         plugins.get().close()  # an open device keeps its number of threads
-        with common.load(args, device=device, threads=threads, **room) as model:
-            model.open()  # refuses an encoder
-            rows.extend(_measure(model, args))
-            for name, text in texts.items() if args.draft and args.n else ():
-                rows.extend(_measure_draft(model, args, name, text))
+        try:
+            with (
+                report.notes() as notes,
+                common.load(args, device=device, threads=threads, **room) as model,
+            ):
+                model.open()  # refuses an encoder
+                mine = [*_measure(model, args)]
+                for name, text in texts.items() if args.draft and args.n else ():
+                    mine.extend(_measure_draft(model, args, name, text))
+                rows.extend(mine)
+                if out is not None:
+                    seen.append(report.observe(model, mine, notes))
+        except (DeviceError, PluginError) as error:  # then a report is worth most
+            if out is not None:
+                _submit(args, room, seen, {"device": device, "error": str(error)})
+            raise
+    if out is not None:
+        _submit(args, room, seen)
     if args.json:
         common.show_json(rows)
     else:
         columns = COLUMNS + (DRAFT if args.draft else ())
         common.show_table([columns, *([row.get(key, "") for key in columns] for row in rows)])
+
+
+def _submit(
+    args: argparse.Namespace,
+    room: dict[str, Any],
+    seen: Sequence[Observed],
+    failure: dict[str, str] | None = None,
+) -> None:
+    """Writes the report, for which the host gets the model once more."""
+    from umbel import plugins
+    from umbel.tools import report
+
+    plugins.get().close()
+    host = {"device": "host", "threads": 0, "draft": None, **room}
+    report.write(args.submit_report, lambda: common.load(args, **host), seen, failure)
+    common.say(f"umbel: {args.submit_report} is written: look through it before you send it")
 
 
 def _measure(model: umbel.Model, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

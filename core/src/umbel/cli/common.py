@@ -98,12 +98,17 @@ def add_load(
     add = parser.add_argument_group("the model and where it runs").add_argument
     if not bench:
         add("--ctx", type=int, metavar="N", help=ctx)
-        add("--device", default="auto", metavar="D[,D]", help="the best first (auto)")
+        text = "the best first (auto)"
+        add("--device", "--devices", default="auto", metavar="D[,D]", help=text)
         add("--threads", "-t", type=int, default=0, metavar="N", help="0: its own choice (0)")
         named: dict[str, Any] = {"dest": "adapters", "type": scaled_file, "default": []}
         named |= {"metavar": "FILE[=SCALE]", "action": "append"}
         add("--adapter", help="a LoRA adapter for the model; repeatable", **named)
     add("--kv", **KV)
+    text = "what several devices of a kind share (layer)"
+    add("--split", default="layer", choices=("layer", "row"), help=text)
+    text = "the last N layers go to the first device, others to the next (all)"
+    add("--offload-layers", "-ngl", type=int, metavar="N", help=text)
     add("--ubatch", type=int, default=512, metavar="N", help="tokens of a prefill step (512)")
     text = "of a backend; `umbel plugins` lists them"
     add("--option", "-O", action="append", default=[], metavar="BACKEND.NAME=VALUE", help=text)
@@ -224,7 +229,7 @@ def piped() -> bytes:
 
 def find(args: argparse.Namespace) -> Path:
     """The file that MODEL or --demo stands for."""
-    from umbel import locate
+    from umbel.extras import locate
 
     demo = getattr(args, "demo", False)
     if demo is bool(args.model):

@@ -12,7 +12,8 @@ def add(parser: common.Parser) -> None:
     add("model", nargs="?", metavar="MODEL", help="a GGUF file that is here, or demo")
     add("--ctx", type=int, metavar="N", help="is there memory for N tokens? (up to 4096)")
     add("--kv", **common.KV)
-    add("--device", default="auto", metavar="D[,D]", help="what is to run it (auto)")
+    text = "what is to run it (auto); of the others' plugins nothing is told then"
+    add("--device", default="auto", metavar="D[,D]", help=text)
     add("--json", action="store_true", help="write JSON")
 
 

@@ -1,8 +1,8 @@
 """Writes the placed graph: every node where it was placed and in the form that was claimed,
 with casts where dtypes differ. The model's graph is never changed.
 
-Where the user has named several devices of one backend first, each holds and multiplies a share
-of the rows of large matrices.
+Where the user has named several devices of one backend first and wants rows split, each holds
+and multiplies a share of the rows of large matrices.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from umbel.gguf.types import DType, quantise
 from umbel.graph import Builder, Graph, Role, RowWrite, Tensor
 from umbel.plan.memory import Target
 from umbel.plan.place import Placer, local_dtype
+from umbel.plan.stages import named_first
 
 LEAST = 1 << 20  # values of a matrix that is worth a copy of its input and its results
 
@@ -50,7 +51,8 @@ class _Emitter:
         self.homes = placer.homes([graph], homes)
         self.chosen = placer.choose(graph, self.homes)
         self.builder = Builder(placer.ops)
-        self.sharers = _sharers(placer.targets)
+        devices = [] if placer.layers else named_first(placer.targets)
+        self.sharers = devices if len(devices) > 1 else []
         self.placed: dict[Tensor, Placed] = {}
         self.row_writes: list[RowWrite] = []
         self.values: dict[Tensor, Tensor] = {}  # of the model's nodes and their pieces
@@ -159,13 +161,6 @@ class _Emitter:
             data = None if t.data is None else quantise(t.data, dtype)
             local = attrs.evolve(t, dtype=dtype, strides=(), data=data)
         return self._leaves.setdefault((t.role, dtype, local.content), local)
-
-
-def _sharers(targets: Sequence[Target]) -> list[Target]:
-    """The devices of one backend that were named first, if they are several."""
-    backend = targets[0].device.backend
-    together = itertools.takewhile(lambda t: t.device.backend == backend, targets[:-1])
-    return found if len(found := list(together)) > 1 else []
 
 
 def _shares(

@@ -84,6 +84,10 @@ class Weights:
                 self.progress(self.loaded, max(self.loaded, self.total))
         return self._slots[key]
 
+    def has(self, tensor: Tensor, target: Target) -> bool:
+        """Whether it is loaded there."""
+        return (target.name, tensor.content) in self._slots
+
     def _source(self, tensor: Tensor, target: Target) -> tuple[Tensor, np.ndarray]:
         """The constant, or the weight as the file has it: those of its rows that are wanted."""
         if tensor.data is not None:

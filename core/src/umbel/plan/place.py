@@ -17,6 +17,7 @@ from umbel.errors import DeviceError, GraphError
 from umbel.gguf.types import BF16, F16, F32, I32, DType
 from umbel.graph import Builder, Graph, Operation, Role, RowsForm, Tensor
 from umbel.plan.memory import Target
+from umbel.plan.stages import layer_of
 
 Choice = tuple[Target, str]  # where a node goes, and why not to the first that would take it
 FLOATS = (F32, F16, BF16)
@@ -36,13 +37,20 @@ class Verdict:
 class Placer:
     """Asks devices about nodes, and remembers what they said."""
 
-    def __init__(self, targets: Sequence[Target], ops: Mapping[str, Operation]) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        ops: Mapping[str, Operation],
+        layers: Sequence[Target] = (),
+    ) -> None:
         self.targets = list(targets)
         self.ops = ops
+        self.layers = layers  # the preferred device of each; none: the first for all
         self._verdicts: dict[Any, Verdict] = {}
         self._judged = weakref.WeakKeyDictionary[Tensor, dict[Any, Verdict]]()
         self._at_once: weakref.WeakSet[Tensor] = weakref.WeakSet()  # no writes after the step
         self._ahead: weakref.WeakSet[Tensor] = weakref.WeakSet()  # pieces without activations
+        self._layer = weakref.WeakKeyDictionary[Tensor, int]()
 
     # questions
 
@@ -128,19 +136,19 @@ class Placer:
     def choose(self, graph: Graph, homes: Mapping[str, Target]) -> dict[Tensor, Choice]:
         """A device for each computed node; `homes` are those of the states."""
         nodes = computed(graph)
+        self._find_layers(graph)
         chosen = {node: self._choose(node, homes) for node in nodes}
         self._absorb(nodes, chosen)
         return chosen
 
     def _choose(self, node: Tensor, homes: Mapping[str, Target]) -> Choice:
-        candidates, states = self.targets, states_of(node)
-        if states:
+        candidates = order = self._preferred(node)
+        if states := states_of(node):
             home = homes[states[0].name]
-            near = [t for t in self.targets if t is not home and t.reads(home)]
-            candidates = [home, *near]
+            candidates = [home, *(t for t in order if t is not home and t.reads(home))]
         for target in candidates:
             if self._can(node, target):
-                better = self.targets[: self.targets.index(target)]
+                better = order[: order.index(target)]
                 why = self._reasons(node, better)
                 if better and not why:
                     why = f"where {states[0].name} lives"
@@ -148,18 +156,34 @@ class Placer:
         msg = f"no device can run {node.label}"
         raise DeviceError(msg, got=self._reasons(node, candidates), do="choose another device")
 
+    def _find_layers(self, graph: Graph) -> None:
+        """A node is of the last layer that anything it follows from is of."""
+        for t in graph.nodes if self.layers else ():
+            before = (self._layer.get(i, layer_of(i)) for i in t.inputs)
+            self._layer[t] = max((0, *before))
+
+    def _preferred(self, node: Tensor) -> list[Target]:
+        """The devices in the order in which they are asked."""
+        if not self.layers:
+            return self.targets
+        first = self.layers[min(self._layer[node], len(self.layers) - 1)]
+        return [first, *(t for t in self.targets if t is not first)]
+
     def _reasons(self, node: Tensor, targets: Iterable[Target]) -> str:
         verdicts = {target.name: self.judge(node, target) for target in targets}
         return "; ".join(f"{at}: {v.reason}" for at, v in verdicts.items() if v.form is None)
 
     def homes(
-        self, graphs: Iterable[Graph], known: Mapping[str, Target] | None = None
+        self, graphs: Sequence[Graph], known: Mapping[str, Target] | None = None
     ) -> dict[str, Target]:
         """Where each state lives: the first device that runs all its users in all graphs."""
         homes = dict(known or {})
+        for graph in graphs:
+            self._find_layers(graph)
         for names, nodes in self._users(graphs):
             if not names <= homes.keys():
-                fit = (t for t in self.targets if all(self._can(node, t) for node in nodes))
+                order = self._preferred(nodes[0])
+                fit = (t for t in order if all(self._can(node, t) for node in nodes))
                 home = next(fit, self.targets[-1])
                 homes = dict.fromkeys(names, home) | homes
         return homes

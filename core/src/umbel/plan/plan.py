@@ -17,6 +17,7 @@ from umbel.errors import CancelledError, DeviceError, GraphError, UmbelError
 from umbel.gguf.types import F32, dequantise
 from umbel.graph import Graph, Role, Tensor
 from umbel.hookspecs import Slot, SplitGraph
+from umbel.plan import room
 from umbel.plan.allocate import Key, Layout, allocate
 from umbel.plan.emit import Placement, place
 from umbel.plan.memory import Arenas, States, Target, Weights, as_stored
@@ -195,6 +196,7 @@ def make(
     wanted += [new.storage for _, new, _ in placement.row_writes]
     splits = cut(placement.nodes, wanted, single=check)
     layout = allocate(splits, wanted)
+    _check_room(splits, weights)
     binder = _Binder(layout, weights, states, arenas)
     steps = tuple(binder.steps(splits))
     inputs = [(t, at) for (_, t), at in binder.slots.items() if t.role is Role.INPUT]
@@ -204,6 +206,14 @@ def make(
         for state, new, ids in placement.row_writes
     ]
     return Plan(placement, steps, tuple(inputs), tuple(outputs), tuple(row_writes), check)
+
+
+def _check_room(splits: Sequence[Split], weights: Weights) -> None:
+    """For weights that are not loaded yet; what the host maps takes no memory of its own."""
+    for target in {s.target for s in splits if not s.target.buffer_type.is_host}:
+        read = dict.fromkeys(t for s in splits if s.target is target for t in s.inputs)
+        new = [t for t in read if t.role is Role.WEIGHT and not weights.has(t, target)]
+        room.check(target, new)
 
 
 @attrs.frozen(eq=False)

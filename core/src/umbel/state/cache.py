@@ -53,12 +53,14 @@ class Pool:
 
     What a place holds is never changed while it is taken, so that sequences can share it: a
     place is free again when the last of its users has dropped it. With `n` 0 the model has
-    nothing of the kind: everybody gets the reserved place 0, which nobody reads.
+    nothing of the kind: everybody gets the reserved place 0, which nobody reads. `dense` keeps
+    to the front what does not continue something.
     """
 
-    def __init__(self, n: int, first: int, what: str) -> None:
+    def __init__(self, n: int, first: int, what: str, *, dense: bool = False) -> None:
         self.what = what
         self.first = first
+        self.dense = dense
         self.references = np.zeros(n, np.int32)
         self.references[:first] = 1
         self._free = max(n - first, 0) if n else sys.maxsize  # counted, as each step asks
@@ -94,6 +96,8 @@ class Pool:
     def _fresh(self, n: int) -> np.ndarray:
         """From the longest free stretch; from its middle, if what stands before may grow."""
         free = np.flatnonzero(self.references == 0).astype(np.int32)
+        if self.dense:
+            return free[:n]
         longest = max(np.split(free, np.flatnonzero(np.diff(free) != 1) + 1), key=len)
         if len(longest) < n:
             return free[:n]
@@ -120,10 +124,11 @@ class Pool:
 
 
 class Cache:
-    """Hands out places to sequences: so many cells and slots, 0 where the model has none."""
+    """Hands out places to sequences: so many cells and slots, 0 where the model has none; cells
+    `dense` where their memory grows with them."""
 
-    def __init__(self, cells: int, slots: int) -> None:
-        self.cells = Pool(cells, 1, "cells in the KV cache")
+    def __init__(self, cells: int, slots: int, *, dense: bool = False) -> None:
+        self.cells = Pool(cells, 1, "cells in the KV cache", dense=dense)
         self.slots = Pool(slots, ZERO_SLOT + 1, "recurrent states")
         self._ages: dict[int, int] = {}  # of the slots that are snapshots; the oldest is least
         self._owners: WeakSet[Sequence] = WeakSet()  # of snapshots

@@ -15,9 +15,9 @@ import umbel
 from umbel import host, plugins
 from umbel.backend import one_line
 from umbel.errors import OptionError, UmbelError
+from umbel.extras.locate import find_model
 from umbel.gguf.types import F32
 from umbel.hookspecs import Device, Finding
-from umbel.locate import find_model
 from umbel.tools.machine import CHECKS, size
 
 TIME_LIMIT = 2.0  # seconds for the `doctor()` of one plugin
@@ -38,7 +38,7 @@ def examine(
     """
     path = _find(model)
     rows = [row for topic, check in CHECKS.items() for row in _guarded(topic, check)]
-    rows += _guarded("extras", _extras) + _guarded("plugins", _plugins)
+    rows += _guarded("extras", _extras) + _guarded("plugins", lambda: _plugins(device))
     rows += _guarded("device", lambda: _devices(device))
     if path is not None:
         rows += _guarded("model", lambda: _model(path, device, ctx, kv))
@@ -84,8 +84,10 @@ def _extras() -> Iterator[Row]:
         yield f"[{extra}]", Finding("note", what) if missing else good
 
 
-def _plugins() -> Iterator[Row]:
-    """What each plugin tells of itself, and the faults of all."""
+def _plugins(devices: str) -> Iterator[Row]:
+    """What each plugin tells of itself, and the faults of all; of those alone whose devices
+    are named, where any are."""
+    wanted = {name.strip().partition(":")[0] for name in devices.split(",")} - {plugins.AUTO}
     found, limit = plugins.get(), os.environ.get(plugins.VARIABLE)
     if limit is not None:
         yield "plugins", Finding("note", f"{plugins.VARIABLE}={limit!r} leaves the others out")
@@ -93,14 +95,17 @@ def _plugins() -> Iterator[Row]:
     told = {
         backend.source: found.in_time(backend, "doctor", TIME_LIMIT) or []
         for backend in list(found.backends.values())
+        if not wanted or backend.name in wanted
     }
-    for source, reason, devices in found.describe():
+    for source, reason, names in found.describe():
         topic = f"plugin {source.name}"
+        if wanted and source.name not in wanted:
+            continue
         if reason:
             do = "mend, update or uninstall it; --debug shows where it failed"
             yield topic, Finding("error", reason, do)
         else:
-            yield topic, Finding("ok", f"{source}: {', '.join(devices) or 'no device'}")
+            yield topic, Finding("ok", f"{source}: {', '.join(names) or 'no device'}")
         for finding in told.get(source, ()):
             yield topic, finding
 

@@ -18,12 +18,18 @@ from pathlib import Path
 import attrs
 from umbel.errors import DeviceError
 
+# A release such as 8.1.RC1; beside it stand numbers of packages (7.7.0.1.238) and of the format
+_RELEASE = re.compile(
+    r"(?:_running_version=\[[^:\]\n]*:|^version_dir=|^version=)(\d+\.\d+[\w.]*)", re.MULTILINE
+)
+_ALONE = re.compile(r"^Version=(\d+\.\d+[\w.]*)", re.MULTILINE)  # where no release is told
 SIMULATOR = "UMBEL_CANN_SIMULATOR"  # a chip: the installed simulator, as that chip
 MARKER = "umbel-simulator"
 VARIABLES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 INSTALLED = ("cann-*", "cann", "ascend-toolkit/latest", "ascend-toolkit/[0-9]*", "nnrt/latest")
 STUBS = {"stub", "stubs", "devlib"}  # libraries to link against, which do nothing
-_OPERATORS = "opp/built-in/op_impl/ai_core/tbe/op_api/lib/linux"
+_BUILT_IN = "opp/built-in/op_impl/ai_core/tbe"
+_OPERATORS = f"{_BUILT_IN}/op_api/lib/linux"
 
 
 @attrs.frozen
@@ -57,12 +63,13 @@ class Toolkit:
     @property
     def version(self) -> str:
         """As its files or its name tell it; empty where they do not."""
-        for file in ("version.cfg", "version.info", "runtime/version.info"):
+        info = f"{platform.machine()}-linux/ascend_toolkit_install.info"
+        for file in (info, "version.cfg", "opp/version.info", "runtime/version.info"):
             try:
                 text = (self.root / file).read_text(errors="replace")
             except OSError:
                 continue
-            if found := re.search(r"(\d+\.\d+[\w.]*)", text):
+            if found := _RELEASE.search(text) or _ALONE.search(text):
                 return found[1]
         named = re.search(r"(\d+\.\d+[\w.]*)$", self.root.resolve().name)
         return named[1] if named else ""
@@ -76,6 +83,15 @@ class Toolkit:
         if not self.simulated:
             paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
             yield from (Path(path) for path in paths if path)
+
+    def kernels(self) -> Iterator[Path]:
+        """What changes when kernels are installed; of a simulator the chip's file."""
+        if self.simulated:
+            yield self.root / "chips" / f"{self.chip}.txt"
+            return
+        yield from sorted((self.root / _BUILT_IN).glob("kernel/*"))
+        if packages := os.environ.get("ASCEND_OPP_PATH"):
+            yield Path(packages)
 
     def library(self, name: str) -> Path | None:
         """A library's file; never a stub."""
@@ -100,6 +116,15 @@ def toolkits(root: Path = Path("/")) -> list[Toolkit]:
 def toolkit() -> Toolkit | None:
     """The one to use."""
     return next(iter(toolkits()), None)
+
+
+def required(where: str) -> Toolkit:
+    """The one to use; a `DeviceError` where there is none."""
+    found = toolkit()
+    if found is None:
+        msg, do = "there is no CANN", "install the toolkit, or source its set_env.sh"
+        raise DeviceError(msg, where=where, do=do)
+    return found
 
 
 def _simulator() -> Toolkit:

@@ -82,6 +82,7 @@ struct nnop_call {
     void *workspace;
     uint64_t workspace_size;
     bool once; /* cannot be made repeatable */
+    bool wrong; /* its results are to be spoilt: a fault asked for */
     int slots;
     nnop_slot slot[];
 };

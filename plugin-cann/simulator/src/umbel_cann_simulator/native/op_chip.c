@@ -1,5 +1,6 @@
 /* What the chip of this process runs: its file's lines `op NAME dtypes | dtype=code ...`, and
    the rules that are more than a list, which its file names as `rule NAME ...`. */
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,13 +150,17 @@ static void down_precision(op *o)
 }
 
 /* What was asked for by UMBEL_CANN_FAULT: `kernel=NAME`, this operator's kernel package is
-   missing; `phase1=N`, the Nth phase 1 since then fails. */
+   missing; `crash=NAME`, its phase 1 kills the process; `wrong=NAME`, its results are wrong;
+   `phase1=N`, the Nth phase 1 since then fails. */
 static void faults(op *o)
 {
     static atomic_long calls, known;
     long wanted = sim_fault("phase1");
     if (atomic_exchange(&known, wanted) != wanted)
         calls = 0;
+    if (sim_fault_is("crash", o->name))
+        raise(SIGSEGV);
+    o->call->wrong = sim_fault_is("wrong", o->name);
     if (sim_fault_is("kernel", o->name))
         op_refuse(o, ACLNN_OPP_KERNEL_PKG_NOT_FOUND, "its kernel package is not installed");
     if (atomic_fetch_add(&calls, 1) + 1 == wanted)
