@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import umbel_cann
 from umbel import gguf
@@ -18,7 +20,9 @@ from umbel.ops import OPS
 from umbel.runner import Runner, Settings
 from umbel.state import Sequence
 from umbel.tools.gguf_file import encode, header, padding
+from umbel.tools.gguf_file import size as gguf_size
 from umbel_cann.runtime import PROCESS
+from umbel_kit.conformance.inputs import random_blocks
 
 
 def open_model(path: str | Path, dtype: str = "auto", **settings: Any) -> Runner:
@@ -87,37 +91,70 @@ def _counted(counts: dict[str, int], name: str, function: Any) -> Any:
     return call
 
 
-def write_qwen2(path: str | Path, *, layers: int, weights: DType = F16) -> None:
-    """A model of qwen2's shape, but narrow; its values are random."""
-    wide, inner, heads, kv, words = 128, 256, 8, 2, 64
+@attrs.frozen
+class Size:
+    """Of a model of qwen2's shape."""
+
+    layers: int
+    wide: int = 128
+    inner: int = 256
+    heads: int = 8
+    kv: int = 2
+    words: int = 64
+
+
+Types = Callable[[str], DType]  # in what dtype a file has a weight, by its name
+
+
+def write_qwen2(
+    path: str | Path, *, layers: int = 0, weights: DType | Types = F16, size: Size | None = None
+) -> None:
+    """A model of qwen2's shape, by default a narrow one; its values are random."""
+    size = size or Size(layers)
+    kind = (lambda _: weights) if isinstance(weights, DType) else weights
     rng = np.random.default_rng(0)
-    some: dict[str, tuple[tuple[int, ...], DType]] = {
-        "token_embd.weight": ((words, wide), weights)
-    }
-    for p in (f"blk.{i}." for i in range(layers)):
-        for name, out in (("q", wide), ("k", kv * 16), ("v", kv * 16)):
-            some[f"{p}attn_{name}.weight"] = (out, wide), weights
-            some[f"{p}attn_{name}.bias"] = (out,), F32
-        for name, shape in (
-            ("gate", (inner, wide)),
-            ("up", (inner, wide)),
-            ("down", (wide, inner)),
-        ):
-            some[f"{p}ffn_{name}.weight"] = shape, weights
-        some[f"{p}attn_output.weight"] = (wide, wide), weights
-        some |= {f"{p}{name}_norm.weight": ((wide,), F32) for name in ("attn", "ffn")}
-    some["output_norm.weight"] = (wide,), F32
-    named = {"block_count": layers, "context_length": 512, "embedding_length": wide}
-    named |= {"feed_forward_length": inner, "attention.head_count": heads}
-    named |= {"attention.head_count_kv": kv}
+    blocks: dict[DType, bytes] = {}  # some of each type, again and again: others take minutes
+    entries = [
+        (name, shape, F32 if len(shape) == 1 else kind(name)) for name, shape in _shapes(size)
+    ]
+    with open(path, "wb") as out:
+        out.write(header({k: encode(v) for k, v in _metadata(size).items()}, entries, 32))
+        for _, shape, dtype in entries:
+            if dtype.quantised:
+                some = (
+                    blocks.get(dtype) or random_blocks((64, dtype.block), dtype, rng).tobytes()
+                )
+                blocks[dtype] = some
+                nbytes = gguf_size(shape, dtype)
+                raw = (some * (nbytes // len(some) + 1))[:nbytes]
+            else:
+                values = rng.standard_normal(shape) / np.sqrt(shape[-1])
+                raw = np.ascontiguousarray(values, dtype.numpy).tobytes()
+            out.write(raw + padding(len(raw), 32))
+
+
+def _shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide, inner = size.wide, size.inner
+    narrow = wide // size.heads * size.kv
+    yield "token_embd.weight", (size.words, wide)
+    for p in (f"blk.{i}." for i in range(size.layers)):
+        for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
+            yield f"{p}attn_{name}.weight", (out, wide)
+            yield f"{p}attn_{name}.bias", (out,)
+        yield f"{p}ffn_gate.weight", (inner, wide)
+        yield f"{p}ffn_up.weight", (inner, wide)
+        yield f"{p}ffn_down.weight", (wide, inner)
+        yield f"{p}attn_output.weight", (wide, wide)
+        yield from ((f"{p}{name}_norm.weight", (wide,)) for name in ("attn", "ffn"))
+    yield "output_norm.weight", (wide,)
+
+
+def _metadata(size: Size) -> dict[str, Any]:
+    named = {"block_count": size.layers, "context_length": 4096, "embedding_length": size.wide}
+    named |= {"feed_forward_length": size.inner, "attention.head_count": size.heads}
+    named |= {"attention.head_count_kv": size.kv}
     keys: dict[str, Any] = {"general.architecture": "qwen2"}
     keys |= {f"qwen2.{key}": value for key, value in named.items()}
     keys |= {"qwen2.attention.layer_norm_rms_epsilon": 1e-6, "qwen2.rope.freq_base": 1e6}
-    keys["tokenizer.ggml.tokens"] = [f"t{i}" for i in range(words)]
-    entries = [(name, shape, dtype) for name, (shape, dtype) in some.items()]
-    with open(path, "wb") as out:
-        out.write(header({k: encode(v) for k, v in keys.items()}, entries, 32))
-        for _, shape, dtype in entries:
-            values = rng.standard_normal(shape) / np.sqrt(shape[-1])
-            raw = np.ascontiguousarray(values, dtype.numpy).tobytes()
-            out.write(raw + padding(len(raw), 32))
+    keys["tokenizer.ggml.tokens"] = [f"t{i}" for i in range(size.words)]
+    return keys

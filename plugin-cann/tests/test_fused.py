@@ -139,8 +139,15 @@ plugins.get().close()
 """
 
 
+_steps: dict[tuple[str, ...], dict[str, float]] = {}
+
+
 def steps(run: Run, chip: str, model: Path, dtype: str, *how: str) -> dict[str, float]:
-    return dict(told(run, chip, "-c", STEPS, model, dtype, *how))
+    """What is counted of them, once for all tests."""
+    key = (chip, dtype, *how)
+    if key not in _steps:
+        _steps[key] = told(run, chip, "-c", STEPS, model, dtype, *how)
+    return _steps[key]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "f16"])

@@ -109,9 +109,9 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("count", MIXED)
-def test_memory_of_sequences(count: int) -> None:
-    """Of a context of 2,048 tokens for each: what is used, by blocks, and an eighth at most."""
+def memory_of_sequences(count: int) -> tuple[int, float, int, int]:
+    """Of a context of 2,048 tokens for each: the tokens in use, the share of its memory that is
+    taken; bytes of state, and bytes that are reserved for them."""
     memory, cache = memory_of(), Cache(1 + 2048 * count, 0, dense=True)
     states = [
         Tensor((1 + 2048 * count, WIDE), F16, Role.STATE, f"k_cache.{i}") for i in range(8)
@@ -126,8 +126,14 @@ def test_memory_of_sequences(count: int) -> None:
                 given.buffer.write(0, taken.cells)
                 rows.make_room()
                 cache.commit(sequence, [0], taken)
-    tokens = sum(MIXED[count])
     state_bytes = sum(slot.buffer.nbytes for slot in slots.values())
-    whole = sum(t.nbytes for t in states)
-    assert state_bytes / whole < (tokens * 9 / 8 + 2 * BLOCK) / (2048 * count)
-    assert memory.heap.reserved < 2.1 * state_bytes + (8 << 20)
+    share = state_bytes / sum(t.nbytes for t in states)
+    return sum(MIXED[count]), share, state_bytes, memory.heap.reserved
+
+
+@pytest.mark.parametrize("count", MIXED)
+def test_memory_of_sequences(count: int) -> None:
+    """What is used, by blocks, and an eighth at most."""
+    tokens, share, state_bytes, reserved = memory_of_sequences(count)
+    assert share < (tokens * 9 / 8 + 2 * BLOCK) / (2048 * count)
+    assert reserved < 2.1 * state_bytes + (8 << 20)
