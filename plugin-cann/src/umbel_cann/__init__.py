@@ -55,7 +55,8 @@ def options() -> Sequence[Option]:
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
     found = required(device.name)
-    opened = Opened.new(found, device.index, options["dtype"], options["timeout"])
+    how = options["dtype"], options["timeout"]
+    opened = Opened.new(found, device.index, *how, kernels)
     _open[device.name] = opened
     free, total = opened.npu.memory()
     return DeviceInfo(

@@ -9,6 +9,7 @@ import numpy as np
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
+from umbel_cann.brought import Brought
 from umbel_cann.chips import Chip
 from umbel_cann.divided import SCALE_FREE, carried
 from umbel_cann.heap import Region, padded
@@ -21,12 +22,16 @@ from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
+_NONE = Brought()
 
 
-def lower(to: Lowering, node: Tensor) -> None:
+def lower(to: Lowering, node: Tensor, brought: Brought = _NONE) -> None:
     """Adds the launches of one node; a view has none."""
     assert node.op is not None
     if node.op.view or not node.size:
+        return
+    if (kernel := brought.choose(node, to.chip, to.missing)[0]) is not None:
+        kernel.lower(to, node)
         return
     how = LOWERINGS.get(node.op.name)
     if how is None:
@@ -43,12 +48,14 @@ def lower(to: Lowering, node: Tensor) -> None:
         to.divide(node, power, node.nbytes)
 
 
-def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
+def unsupported(
+    node: Tensor, chip: Chip, missing: Missing, brought: Brought = _NONE
+) -> str | None:
     """None, or why a node cannot be computed."""
     try:
-        lower(Lowering(chip, missing), node)
+        lower(Lowering(chip, missing), node, brought)
     except Unsupported as reason:
-        return str(reason)
+        return "; ".join((str(reason), *brought.choose(node, chip, missing)[1]))
     return None
 
 
@@ -59,6 +66,7 @@ class Programs:
     npu: Npu
     chip: Chip
     memory: NpuMemory
+    brought: Brought = _NONE
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
@@ -103,7 +111,7 @@ class Programs:
                 self.chip, missing, graph.slots, exact, self._constant, place, above=above
             )
             for node in graph.nodes:
-                lower(lowering, node)
+                lower(lowering, node, self.brought)
             return lowering
 
         sized = lowered(0, 0)

@@ -27,6 +27,10 @@ class Launch(Protocol):
     @property
     def node(self) -> Tensor: ...
 
+    @property
+    def by(self) -> str:
+        """Whose kernel it is of; empty: the plugin's own."""
+
     def run(self, npu: Npu, room: Room) -> None: ...
 
     def drop(self, npu: Npu) -> None:
@@ -59,6 +63,7 @@ class Call:
     operator: str
     arguments: tuple[Argument, ...]
     node: Tensor
+    by: str = attrs.field(default="", init=False)
     _second: Any = attrs.field(default=None, init=False)
     _size: int = attrs.field(default=0, init=False)  # of the workspace
     _executor: int = attrs.field(default=0, init=False)  # that is kept
@@ -117,6 +122,7 @@ class RowCopies:
     row: int  # bytes
     integers: Callable[[], np.ndarray | None]
     node: Tensor
+    by: str = ""
 
     def run(self, npu: Npu, room: Room) -> None:
         ids = self.integers()
@@ -157,7 +163,8 @@ class Program:
             try:
                 launch.run(npu, room)
             except DeviceError as error:
-                error.where = error.where or f"{launch.node.label}, on cann:{npu.index}"
+                what = f"{launch.node.label}, {launch.by}" if launch.by else launch.node.label
+                error.where = error.where or f"{what}, on cann:{npu.index}"
                 raise
 
     def drop(self, npu: Npu) -> None:

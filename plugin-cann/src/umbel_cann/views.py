@@ -96,7 +96,7 @@ class Views:
 
 
 ONE = Scalar(1.0)
-Argument: TypeAlias = "View | Scalar | Numbers | Views | int | float | bool | None"
+Argument: TypeAlias = "View | Scalar | Numbers | Views | int | float | bool | bytes | None"
 
 
 def contiguous(shape: Ints) -> Ints:
