@@ -46,7 +46,7 @@ class NpuBuffer:
     # where they say, and states grow as far as they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
     whole: bool = False  # what is written to it are whole tensors
-    grow: Callable[[NpuBuffer, int], None] | None = None  # makes it hold so many bytes
+    grow: Callable[..., None] | None = None  # grow(buffer, bytes, ahead=): room for so many
 
     @property
     def nbytes(self) -> int:
