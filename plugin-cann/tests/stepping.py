@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import umbel_cann
 from umbel import gguf
@@ -59,6 +60,11 @@ def fault(text: str) -> None:
 
 def programs() -> Any:
     return umbel_cann._open["cann:0"].programs
+
+
+def capture(able: bool) -> None:
+    """From here on the chip can record launches, or not."""
+    programs().chip = attrs.evolve(programs().chip, capture=able)
 
 
 def recorded() -> int:

@@ -112,12 +112,11 @@ STEPS = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
 import json
-from umbel_cann import compile
 from umbel import plugins
 import stepping
-if "launches" in sys.argv:
-    compile.able = lambda npu: False
 runner = stepping.open_model(sys.argv[1], sys.argv[2], ctx=128)
+if "launches" in sys.argv:
+    stepping.capture(False)
 for _ in range(2):  # the second time, the prompt is recorded
     stepping.talk(runner, 4)
 before = stepping.counters()

@@ -10,7 +10,7 @@ import numpy as np
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
-from umbel_cann.capture import MOST, able
+from umbel_cann.capture import MOST
 from umbel_cann.chips import Chip
 from umbel_cann.divided import SCALE_FREE, carried
 from umbel_cann.fusion import Reads, pairs, rounded, steps
@@ -82,7 +82,6 @@ class Programs:
     chip: Chip
     memory: NpuMemory
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
-    records: bool | None = attrs.field(default=None, init=False)  # whether the chip can
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
@@ -104,17 +103,11 @@ class Programs:
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
-        record = program.to_record and self._can_record()
+        record = program.to_record and self.chip.capture
         if record:
             self._make_room_to_record()
         self.npu.flush()
         program.run(self.npu, self.workspace, record)
-
-    def _can_record(self) -> bool:
-        if self.records is None:
-            self.npu.use()
-            self.records = able(self.npu)
-        return self.records
 
     def _make_room_to_record(self) -> None:
         """The recordings that were not used for longest go."""
