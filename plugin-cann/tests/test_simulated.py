@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,16 @@ def test_a_story(run: Run, chip: str, form: str) -> None:
     assert done.stdout == expected.stdout
     assert "cann:0 (simulated)" in done.stderr
     assert "does not run everything" not in done.stderr
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_devices(run: Run, chip: str) -> None:
+    """Their health is told without anything being opened."""
+    done = run(chip, "-m", "umbel", "devices", leaks=True)
+    line = next(text for text in done.stdout.splitlines() if text.startswith("cann:0"))
+    assert "health OK" in line
+    kind = "hbm" if chip == "910B" else "ddr"
+    assert re.search(rf"memory_{kind}_used \d+\.\d MiB", line), line
 
 
 MIXED = """
