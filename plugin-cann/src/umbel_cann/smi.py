@@ -48,7 +48,7 @@ def run(toolkit: Path | None = None, limit: float = TIME) -> str:
 
 
 def parse(text: str) -> list[dict[str, object]]:
-    """Each chip with what is told of it: health, power_w, temperature_c, bytes of memory, ..."""
+    """Each chip with what is told of it: health, power_w, temperature_c, memory in bytes."""
     rows = [_cells(line) for line in text.splitlines() if line.strip().startswith("|")]
     rows = [row for row in rows if len(row) > 1]
     heads = [i for i, row in enumerate(rows) if row[0].split()[:1] in (["NPU"], ["Chip"])]
