@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -102,3 +103,26 @@ def toolkit_at(built: Callable[[str, int], Path], tmp_path: Path) -> Make:
         return root
 
     return make
+
+
+@pytest.fixture
+def run(tmp_path: Path, tried_out: Callable[[str], None]) -> Callable[..., object]:
+    """run(chip, *arguments, fault=, form=): Python with these; nothing it made may be left."""
+
+    def on(chip: str, *arguments: object, leaks: bool = False, **given: str) -> object:
+        tried_out(chip)
+        report = tmp_path / "report.json"
+        env = {**os.environ, "UMBEL_CANN_SIMULATOR": chip}
+        env |= {"UMBEL_CANN_SIMULATOR_REPORT": str(report)}
+        names = {"fault": "UMBEL_CANN_FAULT", "form": "UMBEL_CANN_SIMULATOR_FORM"}
+        env |= {names[key]: value for key, value in given.items()}
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+        if not leaks:
+            told = json.loads(report.read_text())
+            left = {k: n for k, n in told["counters"].items() if k.startswith("leaked") and n}
+            assert left == {}, done.stderr
+            assert not any(told["alive"].values()), told["alive"]
+        return done
+
+    return on

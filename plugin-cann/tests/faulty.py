@@ -1,6 +1,8 @@
 """Run as a program, with a simulated chip: every call of a step fails once.
 
-    python faulty.py MODEL first|replay STRIDE
+    python faulty.py MODEL first|second|replay STRIDE
+
+A step is made at the first run, recorded at the second where the chip can, and replayed then.
 
 Each fault ends in one typed error or changes nothing; then the same text comes again. It prints
 how many calls there were, how many of them were made to fail, and how many errors that gave.
@@ -58,11 +60,13 @@ def main(path: str, when: str, stride: int) -> None:
         return model.generate("Once upon a time", max_tokens=3, temperature=0).read()
 
     def fresh() -> None:
-        if when == "first":  # everything is made again
+        if when != "replay":  # everything is made again
             model.engine.call(model.runner._forget_plans)
+        if when == "second":
+            write()
 
-    fresh()
     expected = write()
+    write()
     fresh()
     faults.count = 0
     assert write() == expected

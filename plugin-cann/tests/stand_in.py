@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from umbel.errors import OutOfMemoryError
+from umbel.errors import DeviceError, OutOfMemoryError
 
 
 class StandIn:
@@ -48,10 +48,17 @@ class StandIn:
     def memory(self) -> tuple[int, int]:
         return self.left, self.left + sum(self.blocks.values())
 
+    def pin(self, nbytes: int) -> int:
+        msg = "there is no such memory"
+        raise DeviceError(msg)
+
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         self.wait()
         if self.real:
             ctypes.memmove(to, source, nbytes)
+
+    def put(self, to: int, data: np.ndarray, memory: object) -> None:
+        self.copy(to, data.ctypes.data, data.nbytes, 1)
 
 
 def npu(**more: Any) -> Any:

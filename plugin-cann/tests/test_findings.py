@@ -26,14 +26,14 @@ def test_a_board() -> None:
         "hugepages_total": 15,
         "chip": 0,
         "utilisation_percent": 0,
-        "memory_used_mb": 1797,
-        "memory_total_mb": 3513,
+        "memory_ddr_used": 1797 << 20,
+        "memory_ddr_total": 3513 << 20,
     }
 
 
 def test_cards() -> None:
     first, second = smi.parse(CARDS)
-    assert (first["hbm_used_mb"], first["hbm_total_mb"]) == (3161, 65536)
+    assert (first["memory_hbm_used"], first["memory_hbm_total"]) == (3161 << 20, 65536 << 20)
     assert (first["bus"], first["utilisation_percent"]) == ("0000:C1:00.0", 12)
     assert (second["npu"], second["health"], second["temperature_c"]) == (1, "Warning", -3)
     assert "power_w" not in second

@@ -59,7 +59,7 @@ def known(operator: str) -> str | None:
 def calls(by: Brought, node: Tensor = SILU) -> list[tuple[str, str]]:
     """The operators that compute a node, and whose they are."""
     to = Lowering(LARGE, known)
-    lower(to, node, by)
+    lower(to, node, brought=by)
     return [(launch.operator, launch.by) for launch in to.launches]  # type: ignore[attr-defined]
 
 
@@ -82,7 +82,7 @@ def test_it_gets_values_as_they_are_meant() -> None:
         slots = {t: Slot(_Place()) for t in (half, *half.inputs)}  # type: ignore[arg-type]
         to = Lowering(chip("Ascend310P3"), known, slots)
         to.divide(half.inputs[0], 6, half.inputs[0].nbytes)
-        lower(to, half, by)
+        lower(to, half, brought=by)
         return [launch.operator for launch in to.launches]  # type: ignore[attr-defined]
 
     assert of(brought(kernel())) == ["Muls", "Sigmoid", "Mul"]
@@ -165,7 +165,7 @@ def test_a_kernel_that_changes_its_mind() -> None:
     to = Lowering(LARGE, known, {t: Slot(_Place()) for t in (SILU, X)})  # type: ignore[arg-type]
     by = brought(kernel(fickle))  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="it takes a node no more that it took when asked"):
-        lower(to, SILU, by)
+        lower(to, SILU, brought=by)
 
 
 def test_what_is_no_kernel_is_refused() -> None:
@@ -337,7 +337,7 @@ def test_a_refusal_is_told(run: Run) -> None:
     done = story(run, "choosy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(", there was a little girl")
-    assert "the kernel for silu of umbel-third 1.5 does not take" in done.stderr
+    assert "the kernel for swiglu of umbel-third 1.5 does not take" in done.stderr
     assert "it is too small for this" in done.stderr
     plan = run("910B", "attention", "-m", "umbel", "plan", STORY, "--device", "cann:0")
     why = (
@@ -349,9 +349,9 @@ def test_a_refusal_is_told(run: Run) -> None:
 @pytest.mark.parametrize(
     ("kernels", "told"),
     [
-        ("wrong", "umbel-third 1.5 brings a kernel for silu that is none for an NPU"),
-        ("broken", "the kernel for silu of umbel-third 1.5 failed: KeyError: "),
-        ("crooked", "the kernel for silu of umbel-third 1.5, on cann:0"),
+        ("wrong", "umbel-third 1.5 brings a kernel for swiglu that is none for an NPU"),
+        ("broken", "the kernel for swiglu of umbel-third 1.5 failed: KeyError: "),
+        ("crooked", "the kernel for swiglu of umbel-third 1.5, on cann:0"),
     ],
 )
 def test_a_bad_kernel_is_named(run: Run, kernels: str, told: str) -> None:

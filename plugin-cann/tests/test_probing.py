@@ -31,7 +31,8 @@ NAMES = {probe.name: probe for probe in probes()}
 # What the chips' files have as rules, beside their operators' dtypes.
 RULES: Mapping[str, set[str]] = {
     "310B": {"Mm f16 64 rows of 4224", "Add f16 over its input", "capture f16"},
-    "310P": {"Mm f32", "Matmul f32", "BatchMatMul f32", "Convolution f32 exact", "capture f16"}
+    "310P": {"Addmm f32", "Mm f32", "Matmul f32", "BatchMatMul f32", "capture f16"}
+    | {"Convolution f32 exact"}
     | {f"RmsNorm {dtype} rows of 16 bytes" for dtype in ("f16", "f32")}
     | {f"WeightQuantBatchMatmulV2 f16 int4{more}" for more in ("", " offset")},
     "910B": set(),
@@ -142,7 +143,7 @@ def of(operator: str) -> set[str]:
         ("wrong=Tanh", of("Tanh"), "it computes wrong numbers", 1),
         ("crash=Exp", of("Exp"), "the process died of SIGSEGV", 3),
         ("crash=Topk", of("Topk"), "the process died of SIGSEGV", 3),
-        ("crash=Add", of("Add"), "the process died of SIGSEGV", 5),
+        ("crash=Add", of("Add"), "the process died of SIGSEGV", 6),
         ("phase1=40", None, "the library failed within it: .* \\(561000\\)", 1),
         ("task=60", None, "waiting for its end failed: .* \\(507015\\)", 1),
         ("hang=60", None, "waiting for its end failed: .* \\(507046\\)", 1),
@@ -370,7 +371,7 @@ def test_the_doctor(on: Callable[..., None], own: Path) -> None:
     assert not own.exists()
     umbel("cann", "probe", **{FAULT: "kernel=Mul"}).communicate()
     out = umbel("doctor", "--device", "cann").communicate()[0]
-    assert "Ascend310B4 works with f16: Add, Adds, " in out
+    assert "Ascend310B4 works with f16: Add, Addmm, Adds, " in out
     assert re.search(r"note +plugin cann +Ascend310B4 does not do f16: .*\(561103\)\)", out)
     assert re.search(r"warning +plugin cann +Ascend310B4 does not do f16: Mul.*561112\)\)", out)
     assert "install the kernels package of CANN for this chip" in out

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
 HERE = Path(__file__).parent
 ORACLES = HERE.parents[1] / "core/tests/data/oracles"
 STORY = ORACLES / "stories260K.gguf"
@@ -21,31 +21,6 @@ MODELS = (
     *("gemma3-window", "olmo3"),
 )
 QUANTISED = ("llama-e256-Q4_K", "llama-e256-Q8_0", "llama-e256-IQ4_XS")
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, tried_out: Callable[[str], None]) -> Run:
-    """run(chip, *arguments, fault=, form=): Python with these; nothing it made may be left."""
-
-    def on(chip: str, *arguments: object, leaks: bool = False, **given: str) -> object:
-        tried_out(chip)
-        report = tmp_path / "report.json"
-        env = {**os.environ, "UMBEL_CANN_SIMULATOR": chip}
-        env |= {"UMBEL_CANN_SIMULATOR_REPORT": str(report)}
-        names = {"fault": "UMBEL_CANN_FAULT", "form": "UMBEL_CANN_SIMULATOR_FORM"}
-        env |= {names[key]: value for key, value in given.items()}
-        command = [sys.executable, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
-        if not leaks:
-            told = json.loads(report.read_text())
-            left = {k: n for k, n in told["counters"].items() if k.startswith("leaked") and n}
-            assert left == {}, done.stderr
-            assert not any(told["alive"].values()), told["alive"]
-        return done
-
-    return on
 
 
 def story(run: Run, chip: str, *more: str, **given: str) -> subprocess.CompletedProcess[str]:
@@ -64,6 +39,16 @@ def test_a_story(run: Run, chip: str, form: str) -> None:
     assert done.stdout == expected.stdout
     assert "cann:0 (simulated)" in done.stderr
     assert "does not run everything" not in done.stderr
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_devices(run: Run, chip: str) -> None:
+    """Their health is told without anything being opened."""
+    done = run(chip, "-m", "umbel", "devices", leaks=True)
+    line = next(text for text in done.stdout.splitlines() if text.startswith("cann:0"))
+    assert "health OK" in line
+    kind = "hbm" if chip == "910B" else "ddr"
+    assert re.search(rf"memory_{kind}_used \d+\.\d MiB", line), line
 
 
 MIXED = """
@@ -86,18 +71,23 @@ def test_contexts_that_grow(run: Run, chip: str) -> None:
     assert done.stdout == expected.stdout
 
 
-def test_a_decode_step_makes_nothing(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_decode_step_makes_nothing(run: Run, tmp_path: Path, chip: str) -> None:
     """Neither descriptors nor executors after the first, and it waits once."""
     told = []
     for count in ("4", "12"):
-        done = story(run, "910B", "--device", "cann:0", "-n", count)
+        done = story(run, chip, "--device", "cann:0", "-n", count)
         assert done.returncode == 0, done.stderr
         told.append(json.loads((tmp_path / "report.json").read_text())["counters"])
     short, long = told
     for what in ("descriptors", "executors", "phase 1", "mallocs"):
         assert short[what] == long[what], what
     assert long["synchronises"] - short["synchronises"] == 8
-    assert long["launches"] - short["launches"] > 8 * 100
+    if chip == "910B":  # it replays what it has recorded
+        assert long["launches"] == short["launches"]
+        assert long["replays"] - short["replays"] == 8
+    else:
+        assert long["launches"] - short["launches"] > 8 * 100
 
 
 MANY = """
@@ -320,18 +310,24 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chip", "when", "stride"),
-    [("910B", "replay", 1), ("310B", "replay", 3), ("310P", "replay", 3)]
-    + [(chip, "first", 59) for chip in CHIPS],
+    ("chip", "when", "stride", "least"),
+    [
+        ("910B", "replay", 1, 12),  # of recordings
+        ("310B", "replay", 3, 400),
+        ("310P", "replay", 3, 300),
+        ("910B", "second", 5, 150),
+        *((chip, "first", 59, 1500) for chip in CHIPS),
+    ],
 )
-def test_every_call_fails_once(run: Run, chip: str, when: str, stride: int) -> None:
+def test_every_call_fails_once(run: Run, chip: str, when: str, stride: int, least: int) -> None:
     """Of a prompt and two steps of decoding: a typed error each, no hang, no leak, and on."""
     done = run(chip, HERE / "faulty.py", STORY, when, stride)
     assert done.returncode == 0, done.stderr
     calls, tried, errors = map(int, done.stdout.split())
-    assert calls > 400
+    assert calls >= least
     assert tried == -(-calls // stride)
-    assert errors > 0.7 * tried
+    # a capture that fails is no error: the step goes on launch by launch
+    assert errors > (0.05 if when == "second" else 0.7) * tried
 
 
 def test_little_memory(run: Run) -> None:

@@ -75,11 +75,11 @@ def all_kernels() -> dict[str, Kernel]:
     return {
         "ssm_conv": Kernel("ssm_conv", any_node, NpuKernel(ssm_conv)),
         "square": Kernel("sqr", any_node, own(os.environ.get("LIBRARY", ""))),
-        "crooked": Kernel("silu", any_node, NpuKernel(crooked)),
-        "broken": Kernel("silu", any_node, NpuKernel(broken)),
-        "choosy": Kernel("silu", any_node, NpuKernel(choosy)),
+        "crooked": Kernel("swiglu", any_node, NpuKernel(crooked)),
+        "broken": Kernel("swiglu", any_node, NpuKernel(broken)),
+        "choosy": Kernel("swiglu", any_node, NpuKernel(choosy)),
         "attention": Kernel("kv_attention", any_node, NpuKernel(choosy)),
-        "wrong": Kernel("silu", any_node, broken),
+        "wrong": Kernel("swiglu", any_node, broken),
     }
 
 

@@ -126,7 +126,7 @@ def test_a_report_is_written_at_exit(tmp_path: Path) -> None:
     assert {name: counters[name] for name in expected} == expected
     assert report["alive"] == {"blocks": 1, "bytes": 160, "streams": 1, "events": 0}
     time = 50e-6 + 100 / 44e9
-    stream = {"device": 0, "stream": 0, "tasks": 1, "busy": time, "clock": time}
+    stream = {"device": 0, "stream": 0, "tasks": 1, "busy": time, "clock": time, "bytes": 100}
     assert report["streams"] == [pytest.approx(stream)]
     assert report["busy"] == pytest.approx(time)
 

@@ -9,6 +9,7 @@ from typing import Any
 from umbel.graph import Tensor
 from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 
+from umbel_cann import smi
 from umbel_cann.acl.toolkit import required, toolkit
 from umbel_cann.findings import VISIBLE, nodes
 from umbel_cann.opened import Opened
@@ -103,8 +104,10 @@ def forget(device: Device, uid: int) -> None:
 
 @hookimpl
 def status(device: Device) -> Mapping[str, object]:
-    opened = _open.get(device.name)
-    return opened.status() if opened else {}
+    if opened := _open.get(device.name):
+        return opened.status()
+    found = toolkit()
+    return smi.Health(found.root if found else None, device.index).told()
 
 
 @hookimpl

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 from umbel.graph import MASKED, Role, Tensor
 
+from umbel_cann import flash
 from umbel_cann.elementwise import tanh_of
 from umbel_cann.lowering import Lowering
 from umbel_cann.products import batches, factors
-from umbel_cann.views import FLOAT, FLOAT16, ONE, Scalar, View, type_of
+from umbel_cann.views import FLOAT, FLOAT16, ONE, Scalar, Unsupported, View, type_of
 
 _LEAST = {FLOAT: -3.3e38, FLOAT16: -65504.0}  # in place of minus infinity
 
@@ -116,6 +119,10 @@ def flash_attn_ext(to: Lowering, node: Tensor) -> None:
     Scores are not clamped to what a mask outweighs, as the decomposition does it: a 310B has no
     operator for that, and in no model do they come near.
     """
+    if to.slots and flash.whole(to, node):  # before there are any, the other form is asked for
+        with contextlib.suppress(Unsupported), to.attempt():
+            flash.attend(to, node)
+            return
     q, k, v, *others = node.inputs
     number, cap = type_of(node.dtype), node.attrs.get("logit_softcap", 0.0)
     given = to.operand(q, number)
@@ -127,6 +134,9 @@ def flash_attn_ext(to: Lowering, node: Tensor) -> None:
         tanh_of(to, scores, weights)
         to.emit("Muls", weights, Scalar(cap), scores)
     _weights(to, scores, others, weights, node.attrs.get("max_bias", 0.0))
-    sums = to.temporary((*q.shape[:3], v.shape[3]), number)  # (S, H, T, hv)
+    out = to.view(node)
+    turned = out.permuted(0, 2, 1, 3)  # (S, H, T, hv)
+    sums = turned if turned.dense else to.temporary(turned.shape, number)
     batches(to, weights, factors(to, to.operand(v, number).turned()), sums)
-    to.emit("InplaceCopy", to.view(node), sums.permuted(0, 2, 1, 3))
+    if sums is not turned:
+        to.emit("InplaceCopy", out, sums.permuted(0, 2, 1, 3))

@@ -58,9 +58,9 @@ class Foreign:
             return str(reason)
         return why
 
-    def lower(self, to: Lowering, node: Tensor) -> None:
-        """Adds the launches of a node."""
-        to.begin(node)
+    def lower(self, to: Lowering, node: Tensor, now: int = 0) -> None:
+        """Adds the launches of a node, the `now`th of its split."""
+        to.begin(node, now)
         to.raw = False
         before = len(to.launches)
         with self._named(node):

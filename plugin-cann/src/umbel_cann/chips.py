@@ -23,6 +23,7 @@ _LONG_ROWS = 4096  # values, where more fail
 NARROW = "rows of 16 bytes"
 LONG = "64 rows of 4224"
 ALIAS = "over its input"
+MIXED = "and f16"
 EXACT = "exact"
 CAPTURE = "capture"
 WEIGHTS = ("int8", "int4")
@@ -41,6 +42,7 @@ class Chip:
     operators: Mapping[str, Reasons] = attrs.field(factory=dict)  # what is not here may work
     float32: bool = True  # it computes f32 at all
     float32_products: bool = False
+    mixes: bool = False  # its Add takes f32 and f16 at once
     least_row: int = 0  # bytes of a row that RmsNorm takes at least
     long_rows: int = 0  # products of 64 rows and more only up to so many columns; 0: all
     alias: bool = False  # an Add may write into its input, and spoils nothing
@@ -80,6 +82,7 @@ def tried(soc: str, verdicts: Reasons) -> Chip:
         operators=operators,
         float32=float32,
         float32_products=products,
+        mixes=works(f"Add f32 {MIXED}"),
         least_row=0 if works(f"RmsNorm f16 {NARROW}") else _LEAST_ROW,
         long_rows=0 if works(f"Mm f16 {LONG}") else _LONG_ROWS,
         alias=works(f"Add f16 {ALIAS}"),
@@ -123,7 +126,15 @@ _310P = _lacks(
 CHIPS = (
     Chip("310B", "f16", "Embedding", False, _310B, float32=False, long_rows=4096),
     Chip("310P", "f16", operators=_310P, least_row=32, weight_quant=("int8",)),
-    Chip("910B", "f32", scatters=True, float32_products=True, weight_quant=WEIGHTS),
+    Chip(
+        "910B",
+        "f32",
+        scatters=True,
+        float32_products=True,
+        mixes=True,
+        weight_quant=WEIGHTS,
+        capture=True,
+    ),
     Chip("910", "f16"),
 )
 UNKNOWN = Chip("", "f16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping
 
 import attrs
@@ -10,14 +11,17 @@ from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_cann.brought import Brought
+from umbel_cann.capture import MOST
 from umbel_cann.chips import Chip
 from umbel_cann.divided import SCALE_FREE, carried
+from umbel_cann.fusion import Reads, pairs, rounded, steps
 from umbel_cann.heap import Region, padded
-from umbel_cann.lowering import Lowering, Missing
+from umbel_cann.lowering import Keep, Lowering, Missing
 from umbel_cann.memory import NpuMemory
 from umbel_cann.operations import LOWERINGS
 from umbel_cann.program import Program, Room
 from umbel_cann.runtime import TO_DEVICE, Npu
+from umbel_cann.scratch import Scratch
 from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
 
@@ -25,13 +29,13 @@ EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowh
 _NONE = Brought()
 
 
-def lower(to: Lowering, node: Tensor, brought: Brought = _NONE) -> None:
-    """Adds the launches of one node; a view has none."""
+def lower(to: Lowering, node: Tensor, now: int = 0, brought: Brought = _NONE) -> None:
+    """Adds the launches of one node, the `now`th of its split; a view has none."""
     assert node.op is not None
     if node.op.view or not node.size:
         return
     if (kernel := brought.choose(node, to.chip, to.missing)[0]) is not None:
-        kernel.lower(to, node)
+        kernel.lower(to, node, now)
         return
     how = LOWERINGS.get(node.op.name)
     if how is None:
@@ -40,7 +44,7 @@ def lower(to: Lowering, node: Tensor, brought: Brought = _NONE) -> None:
     if not all(t.size for t in node.inputs):
         msg = "it takes no empty tensors"
         raise Unsupported(msg)
-    to.begin(node)
+    to.begin(node, now)
     power = carried(to, node)
     to.raw = power > 0 or node.op.name in SCALE_FREE
     how(to, node)
@@ -53,10 +57,33 @@ def unsupported(
 ) -> str | None:
     """None, or why a node cannot be computed."""
     try:
-        lower(Lowering(chip, missing), node, brought)
+        lower(Lowering(chip, missing), node, brought=brought)
     except Unsupported as reason:
         return "; ".join((str(reason), *brought.choose(node, chip, missing)[1]))
     return None
+
+
+def lowered(
+    graph: SplitGraph,
+    chip: Chip,
+    missing: Missing,
+    scratch: Scratch,
+    kept: Keep,
+    brought: Brought = _NONE,
+) -> Lowering:
+    """The launches of a whole split."""
+    reads = Reads.of(graph)
+    to = Lowering(chip, missing, graph.slots, reads.last, scratch, kept=kept)
+    to.pairs, to.rounded = pairs(reads, to), rounded(reads, to)
+    for first, nodes, fused in steps(reads, to):
+        if fused is not None and not any(brought.choose(n, chip, missing)[0] for n in nodes):
+            with contextlib.suppress(Unsupported), to.attempt():
+                to.begin(nodes[-1], first)
+                fused(to)
+                continue
+        for i, node in enumerate(nodes, first):
+            lower(to, node, i, brought)
+    return to
 
 
 @attrs.define(eq=False)
@@ -89,7 +116,18 @@ class Programs:
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
-        program.run(self.npu, self.workspace)
+        record = program.to_record and self.chip.capture
+        if record:
+            self._make_room_to_record()
+        self.npu.flush()
+        program.run(self.npu, self.workspace, record)
+
+    def _make_room_to_record(self) -> None:
+        """The recordings that were not used for longest go."""
+        recorded = [p for p in self.made.values() if p.recording]
+        for old in recorded[: max(len(recorded) + 1 - MOST, 0)]:
+            self.npu.wait()
+            old.forget_recording(self.npu)
 
     def _make_room(self, program: Program) -> None:
         """The vendor's pool of executors has an end: those not used for longest go."""
@@ -103,25 +141,17 @@ class Programs:
                 break
 
     def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
-        exact = frozenset(t.storage for t in graph.outputs)
+        def made(scratch: Scratch) -> Lowering:
+            given = (self.chip, self.npu.acl.missing, scratch, self._constant, self.brought)
+            return lowered(graph, *given)
 
-        def lowered(place: int, above: int) -> Lowering:
-            missing = self.npu.acl.missing
-            lowering = Lowering(
-                self.chip, missing, graph.slots, exact, self._constant, place, above=above
-            )
-            for node in graph.nodes:
-                lower(lowering, node, self.brought)
-            return lowering
-
-        sized = lowered(0, 0)
-        region = None
-        if needed := sized.peak + sized.lasting:
+        to, region = made(Scratch()), None
+        if needed := to.scratch.peak + to.scratch.lasting:
             region = self.scratch.at_least(needed)
-            sized = lowered(region.address, sized.peak)
+            to = made(Scratch(region.address, to.scratch.peak))
         knows = any(t.role is Role.STATE for t in graph.slots)
         moved = self.memory.moved if knows else None
-        return Program(tuple(sized.launches), region, states, moved)
+        return Program(tuple(to.launches), region, states, moved)
 
     def _constant(self, key: Hashable, values: np.ndarray) -> int:
         """Where these values are; written there when they are asked for first."""
@@ -144,4 +174,5 @@ class Programs:
     def counts(self) -> Mapping[str, int]:
         """What `status` tells."""
         launches = sum(len(program.launches) for program in list(self.made.values()))
-        return {"programs": len(self.made), "launches": launches}
+        recorded = sum(program.recording is not None for program in list(self.made.values()))
+        return {"programs": len(self.made), "launches": launches, "recorded": recorded}

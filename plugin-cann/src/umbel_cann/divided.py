@@ -23,7 +23,7 @@ def carried(to: Lowering, node: Tensor) -> int:
     multiplied first."""
     assert node.op is not None
     powers = [to.divided(t) for t in node.inputs]
-    if not any(powers) or node.storage in to.exact:
+    if not any(powers) or node.storage not in to.last:
         return 0
     match node.op.name:
         case "add":

@@ -30,8 +30,13 @@ def binary(operator: str, *more: Argument) -> Lower:
 
 
 def add(to: Lowering, node: Tensor) -> None:
-    """Of operands that are divided by different powers one is scaled on the way."""
+    """Of operands that are divided by different powers one is scaled on the way. Where a chip
+    takes float32 and float16 at once, a product need not be cast for it."""
     number = type_of(node.dtype)
+    if to.chip.mixes and number == FLOAT:
+        a, b = (to.known(t) for t in node.inputs)
+        to.emit("Add", a, b, ONE, to.view(node))
+        return
     one, two = sorted(node.inputs, key=to.power, reverse=True)
     factor = Scalar(2.0 ** (to.power(two) - to.power(one)))
     to.emit("Add", to.operand(one, number), to.operand(two, number), factor, to.view(node))

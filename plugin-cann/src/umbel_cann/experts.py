@@ -5,9 +5,8 @@ from __future__ import annotations
 from umbel.graph import Tensor
 
 from umbel_cann.lowering import Lowering
-from umbel_cann.products import KEEP
 from umbel_cann.rows import gather
-from umbel_cann.views import Unsupported
+from umbel_cann.views import KEEP, Unsupported
 
 
 def mul_mat_id(to: Lowering, node: Tensor) -> None:

@@ -186,10 +186,10 @@ def _state(chip: Mapping[str, object]) -> Iterator[Finding]:
     else:
         do = f"`npu-smi info -t health -i {number}` says more; boot again"
         yield Finding("error", f"{name}: {chip.get('health', '?')}", do)
-    for kind in ("hbm", "memory"):
-        used, total = chip.get(f"{kind}_used_mb"), chip.get(f"{kind}_total_mb")
-        if isinstance(used, (int, float)) and isinstance(total, (int, float)) and total > 0:
-            yield _memory(name, number, total - used, total)
+    for kind in ("hbm", "ddr"):
+        used, total = (chip.get(f"memory_{kind}_{what}") for what in ("used", "total"))
+        if isinstance(used, int) and isinstance(total, int) and total > 0:
+            yield _memory(name, number, (total - used) >> 20, total >> 20)
             break
     busy = chip.get("utilisation_percent")
     if isinstance(busy, (int, float)) and busy >= BUSY:
@@ -197,8 +197,8 @@ def _state(chip: Mapping[str, object]) -> Iterator[Finding]:
         yield Finding("warning", f"{name} is busy ({busy} %): steps may time out", do)
 
 
-def _memory(name: str, number: object, free: float, total: float) -> Finding:
-    what = f"{name} has {free:g} of {total:g} MB free"
+def _memory(name: str, number: object, free: int, total: int) -> Finding:
+    what = f"{name} has {free} of {total} MB free"
     if free >= SCARCE:
         return Finding("ok", what)
     do = "close other programs on it; take a smaller model, a file of fewer bits or a smaller "

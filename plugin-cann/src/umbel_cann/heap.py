@@ -24,6 +24,11 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // 32) * 32 + 32
 
 
+def placed(nbytes: int) -> int:
+    """Bytes from the beginning of such a tensor to that of the next one behind it."""
+    return -(-padded(nbytes) // ALIGNMENT) * ALIGNMENT
+
+
 @attrs.define(eq=False)
 class Chunk:
     """One piece of the vendor's memory, and the gaps in it: offset -> bytes."""

@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-from umbel.errors import OutOfMemoryError
-from umbel.gguf.types import BY_NAME, F16, F32, I32, DType, convert
+from umbel.errors import OutOfMemoryError, UmbelError
+from umbel.gguf.types import BY_NAME, F16, F32, I32, DType
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Device
 
+from umbel_cann import quantised
 from umbel_cann.chips import Chip
 from umbel_cann.heap import ALIGNMENT, Heap, Region, padded
+from umbel_cann.quantised import Layout
 from umbel_cann.runtime import TO_DEVICE, TO_HOST, WITHIN, Npu
+from umbel_cann.upload import Uploads, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
 _PIECE = 256 << 20  # bytes of weights that are taken at once, or a sixth of a larger model
 BLOCK = 128  # rows by which states grow
-_KNOWN = 1 << 16  # bytes of integers of a step that the host remembers
+_KNOWN = 1 << 16  # bytes of a step's inputs that the host remembers, or copies with others
 
 
 @attrs.define(eq=False)
@@ -42,7 +45,8 @@ class NpuBuffer:
     # The integers that the host wrote, by offset: a device that cannot scatter copies rows to
     # where they say, and states grow as far as they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
-    grow: Callable[[NpuBuffer, int], None] | None = None  # makes it hold so many bytes
+    whole: bool = False  # what is written to it are whole tensors
+    grow: Callable[..., None] | None = None  # grow(buffer, bytes, ahead=): room for so many
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +68,10 @@ class NpuBuffer:
         self.integers.pop(offset, None)
         if raw.dtype == np.int32 and raw.nbytes <= _KNOWN:
             self.integers[offset] = raw.reshape(-1).copy()
-        self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
+        if self.whole and raw.nbytes <= _KNOWN:
+            self.npu.put(self.handle + offset, raw, self.region)
+        else:
+            self.npu.copy(self.handle + offset, raw.ctypes.data, raw.nbytes, TO_DEVICE)
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
         """From another NPU where they reach each other; the core has waited for that one."""
@@ -79,6 +86,36 @@ class NpuBuffer:
         raise RuntimeError(msg)
 
 
+@attrs.frozen(eq=False)
+class QuantisedBuffer:
+    """A weight of 4 or 8 bits; `read` gives it in blocks, as `quantised.blocks` makes them."""
+
+    held: NpuBuffer
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        return self.held.nbytes
+
+    @property
+    def handle(self) -> int:
+        return self.held.handle
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        parts = [self.held.read(at, size) for at, size in self.layout.parts]
+        return quantised.blocks(self.layout.form, parts).reshape(-1)[offset : offset + nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        msg = "a weight is stored, and never written"
+        raise RuntimeError(msg)
+
+    def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
+        return False
+
+    def map(self, mode: str) -> np.ndarray:
+        return self.held.map(mode)
+
+
 @attrs.define(eq=False)
 class NpuMemory:
     """How it is had."""
@@ -87,6 +124,7 @@ class NpuMemory:
     chip: Chip
     dtype: DType  # of values
     heap: Heap = attrs.field(init=False)
+    uploads: Uploads = attrs.field(init=False)
     alignment: int = ALIGNMENT
     max_size: int = 1 << 62
     is_host: bool = False
@@ -102,7 +140,18 @@ class NpuMemory:
     def _heap(self) -> Heap:
         return Heap(self.npu.allocate, self.npu.free, self.npu.wait)
 
+    @uploads.default
+    def _uploads(self) -> Uploads:
+        return Uploads(self.npu)
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self.uploads.close()
+        self.heap.release()
+
     def alloc_size(self, tensor: Tensor) -> int:
+        if tensor.role is Role.WEIGHT:
+            return padded(self._room(tensor, tensor.dtype)[0])
         size = padded(tensor.nbytes)
         if tensor.role is Role.STATE:
             rows = min(tensor.shape[0], 2 * BLOCK)
@@ -125,19 +174,22 @@ class NpuMemory:
     def _kept(self, tensor: Tensor) -> DType:
         if tensor.dtype is I32:
             return I32
+        if (few := quantised.kept(tensor, self.chip)) is not None:
+            return few
         if self.dtype is F16 or (tensor.dtype is not F32 and len(tensor.shape) > 1):
             return F16
         return F32
 
     def _announce(self, tensor: Tensor, kept: DType) -> None:
-        size = padded(tensor.size * kept.block_bytes) + ALIGNMENT
+        size = padded(self._room(tensor, kept)[0]) + ALIGNMENT
         if (key := _key(tensor)) not in self.coming:
             self.coming[key] = size
             self.announced += size
 
     def allocate(self, nbytes: int, usage: str) -> NpuBuffer:
         if usage != "state":
-            return NpuBuffer(self._take(nbytes, 0, f"{usage} memory"), self.npu)
+            region = self._take(nbytes, 0, f"{usage} memory")
+            return NpuBuffer(region, self.npu, whole=True)
         known = list(self.states.items())
         like = next((name for name, (size, _) in known if size == nbytes), "")
         ahead = sum(first + ALIGNMENT for _, (_, first) in known)
@@ -152,13 +204,23 @@ class NpuMemory:
         self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
         self.moved += 1
 
-    def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer:
+    def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer | QuantisedBuffer:
         kept = self._kept(tensor)
-        ready = np.ascontiguousarray(convert(array, tensor.dtype, kept))
-        region = self._take(padded(ready.nbytes), self._ahead(tensor), tensor.label)
+        size, layout = self._room(tensor, kept)
+        region = self._take(padded(size), self._ahead(tensor), tensor.label)
         buffer = NpuBuffer(region, self.npu)
-        buffer.write(0, ready)
-        return buffer
+        try:
+            self.uploads.send(buffer.handle, size, pieces(tensor, array, kept, layout))
+        except UmbelError as error:
+            error.where = error.where or tensor.label
+            raise
+        return QuantisedBuffer(buffer, layout) if layout else buffer
+
+    def _room(self, tensor: Tensor, kept: DType) -> tuple[int, Layout | None]:
+        """Bytes of a weight as it is kept, and where its parts lie, if it has some."""
+        found = quantised.form(attrs.evolve(tensor, dtype=kept, strides=()), self.chip)
+        layout = Layout(found, tensor.size) if found else None
+        return (layout.nbytes if layout else tensor.size * kept.block_bytes), layout
 
     def _ahead(self, tensor: Tensor) -> int:
         """Bytes to take for this and the weights after it; nobody announces them again where a
@@ -173,9 +235,13 @@ class NpuMemory:
         try:
             return self.heap.take(nbytes, ahead)
         except OutOfMemoryError as error:
-            free = self.npu.memory()[0]
+            free, gaps = self.npu.memory()[0], self.heap.reserved - self.heap.living
+            later = sum(self.coming.values()) + sum(n for _, n in self.states.values())
             msg = f"the NPU has no room for {nbytes} bytes ({what})"
             expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
+            if later:
+                total = max(nbytes + later - free - gaps, nbytes - free)
+                expected += f", up to {total} with the weights and the context still to come"
             do = "take a smaller --ctx, --ubatch or model"
             raise OutOfMemoryError(msg, expected=expected, got=nbytes, do=do) from error
 

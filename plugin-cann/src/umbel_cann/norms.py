@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 from umbel.graph import Tensor
 
 from umbel_cann.lowering import Lowering
-from umbel_cann.views import BYTES, FLOAT, Numbers, Scalar, Unsupported, View, type_of
+from umbel_cann.views import BYTES, FLOAT, Numbers, Unsupported, View, type_of
 
 
 def rms_norm(to: Lowering, node: Tensor) -> None:
     x, *weight = node.inputs
     number, out = type_of(node.dtype), to.view(node)
     eps = node.attrs["eps"] * 4.0 ** -to.power(x)
-    wide = x.shape[-1] * BYTES[number] >= to.chip.least_row
-    works = wide and to.why_not("RmsNorm", number) is None
-    if works and weight and _plain(x, weight[0]):
+    works = wide(to, node) and to.why_not("RmsNorm", number) is None
+    if works and weight and plain(x, weight[0]):
         root = to.temporary((*x.shape[:-1], 1), FLOAT)
         gamma = to.operand(weight[0], number)
         rows = to.dense(to.operand(x, number))
@@ -30,8 +30,8 @@ def _by_layer_norm(to: Lowering, node: Tensor, x: View, eps: float, out: View) -
     """
     size, axis = x.shape[-1], len(x.shape) - 1
     both, normed = (to.temporary((*x.shape[:-1], 2 * size), x.type) for _ in range(2))
-    to.emit("InplaceCopy", both.part(axis, 0, size), x)
-    to.emit("Muls", x, Scalar(-1.0), both.part(axis, size, 2 * size))
+    signs = to.constant("signs", x.type, np.array([[1.0], [-1.0]]))
+    to.emit("Mul", x.spread(axis), signs, both.reshaped(*x.shape[:-1], 2, size))
     shape = Numbers((2 * size,))
     to.emit("LayerNorm", both, shape, None, None, eps, normed, None, None)
     half = normed.part(axis, 0, size)
@@ -43,7 +43,7 @@ def _by_layer_norm(to: Lowering, node: Tensor, x: View, eps: float, out: View) -
 
 def norm(to: Lowering, node: Tensor) -> None:
     x, *others = node.inputs
-    if not all(_plain(x, t) for t in others):
+    if not all(plain(x, t) for t in others):
         msg = "norm with weights of another shape"
         raise Unsupported(msg)
     number = type_of(node.dtype)
@@ -54,5 +54,10 @@ def norm(to: Lowering, node: Tensor) -> None:
     to.emit("LayerNorm", rows, shape, *affine, eps, to.view(node), None, None)
 
 
-def _plain(x: Tensor, weight: Tensor) -> bool:
+def wide(to: Lowering, node: Tensor) -> bool:
+    """Whether the chip's operator takes rows of that length."""
+    return node.shape[-1] * BYTES[type_of(node.dtype)] >= to.chip.least_row
+
+
+def plain(x: Tensor, weight: Tensor) -> bool:
     return weight.shape == x.shape[-1:]

@@ -15,6 +15,7 @@ from umbel_cann.acl.toolkit import Toolkit
 from umbel_cann.brought import Brought
 from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
+from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
 from umbel_cann.probing import Tried, tried
 from umbel_cann.runtime import PROCESS, Npu
@@ -45,13 +46,15 @@ class Opened:
         try:
             found = tried(toolkit, index, npu.soc)
             kind = chips.tried(npu.soc, found.verdicts) if found else chips.chip(npu.soc)
+            if npu.acl.missing(WEIGHT_QUANT) is not None:
+                kind = attrs.evolve(kind, weight_quant=())
             if dtype == "f32" and not kind.float32:
                 msg = f"a {kind.name} computes float16 alone"
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
             brought = Brought.new(kernels, npu.acl)
             programs = Programs(npu, kind, memory, brought)
-            npu.on_close += [programs.clear, memory.heap.release]
+            npu.on_close += [programs.clear, memory.close]
             health = smi.Health(toolkit.root, index)
             return cls(npu, kind, memory, programs, brought, health, found)
         except BaseException:

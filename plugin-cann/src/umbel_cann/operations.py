@@ -8,6 +8,7 @@ from umbel_cann import elementwise, rows, ssm
 from umbel_cann.attention import flash_attn_ext, soft_max
 from umbel_cann.elementwise import Lower, binary, unary
 from umbel_cann.experts import mul_mat_id
+from umbel_cann.gates import geglu, swiglu
 from umbel_cann.norms import norm, rms_norm
 from umbel_cann.products import mul_mat
 from umbel_cann.views import ONE
@@ -42,6 +43,8 @@ LOWERINGS: Mapping[str, Lower] = {
     "set_rows": rows.set_rows,
     "top_k": rows.top_k,
     "mul_mat": mul_mat,
+    "swiglu": swiglu,
+    "geglu": geglu,
     "mul_mat_id": mul_mat_id,
     "ssm_conv": ssm.ssm_conv,
     "ssm_scan": ssm.ssm_scan,

@@ -7,25 +7,35 @@ import math
 import attrs
 from umbel.graph import Tensor
 
+from umbel_cann.few_bits import product
 from umbel_cann.lowering import Lowering
-from umbel_cann.views import ONE, View
+from umbel_cann.views import KEEP, ONE, View
 
-KEEP = 0  # cubeMathType: compute in the dtype of the operands
-_MANY = 64  # rows from which on long rows fail on some chips
+MANY = 64  # rows from which on long rows fail on some chips
 
 
 def mul_mat(to: Lowering, node: Tensor) -> None:
     w, x = node.inputs
+    if w.dtype.quantised:
+        product(to, node)
+        return
     number = to.product_type(w)
-    rows = to.dense(to.operand(x, number))
-    turned = factors(to, to.operand(w, number))
-    made = to.result(node, number)
     if len(w.shape) == 2:
-        flat = rows.reshaped(rows.size // rows.shape[-1], rows.shape[-1])
+        flat, turned = rows_of(to, x, number), factors(to, to.operand(w, number))
+        made = to.result(node, number)
         _mm(to, flat, turned, made.reshaped(flat.shape[0], turned.shape[-1]))
     else:
+        rows = to.dense(to.operand(x, number))
+        turned = factors(to, to.operand(w, number))
+        made = to.result(node, number)
         batches(to, rows, turned, made)
     to.finish(node, made)
+
+
+def rows_of(to: Lowering, x: Tensor, number: int) -> View:
+    """x (..., n) as rows below each other, without gaps."""
+    rows = to.dense(to.operand(x, number))
+    return rows.reshaped(rows.size // rows.shape[-1], rows.shape[-1])
 
 
 def factors(to: Lowering, w: View) -> View:
@@ -39,7 +49,7 @@ def factors(to: Lowering, w: View) -> View:
 
 def _mm(to: Lowering, x: View, turned: View, out: View) -> None:
     inner, most = x.shape[1], to.chip.long_rows
-    if not most or x.shape[0] < _MANY or inner <= most:
+    if not most or x.shape[0] < MANY or inner <= most:
         to.emit("Mm", x, turned, out, KEEP)
         return
     more = to.temporary(out.shape, out.type)

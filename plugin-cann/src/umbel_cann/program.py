@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
@@ -13,12 +14,17 @@ from umbel.graph import Tensor
 
 from umbel_cann.acl import Acl
 from umbel_cann.acl.prototypes import names
+from umbel_cann.capture import Recording, record
 from umbel_cann.heap import Heap, Region
 from umbel_cann.runtime import WITHIN, Npu
 from umbel_cann.states import Written
 from umbel_cann.views import Argument, Descriptors, View
 
 _AGAIN = "aclSetAclOpExecutorRepeatable"
+
+
+# The second phase of an operator, the bytes of its workspace, its executor, and whose it is.
+Kept: TypeAlias = "tuple[Any, int, int, Call]"
 
 
 class Launch(Protocol):
@@ -30,6 +36,10 @@ class Launch(Protocol):
     @property
     def by(self) -> str:
         """Whose kernel it is of; empty: the plugin's own."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """What runs it again, if it is but one foreign call."""
 
     def run(self, npu: Npu, room: Room) -> None: ...
 
@@ -87,6 +97,13 @@ class Call:
             if self._made is None:
                 made.drop()  # what was launched keeps what it needs
 
+    @property
+    def kept(self) -> Kept | None:
+        return (self._second, self._size, self._executor, self) if self._executor else None
+
+    def failed(self, npu: Npu, code: int) -> DeviceError:
+        return npu.acl.error(names(self.operator)[1], code)
+
     def _prepare(self, acl: Acl, made: Descriptors) -> int:
         first, second = names(self.operator)
         self._second = acl.function(second)
@@ -100,8 +117,7 @@ class Call:
         workspace = room.at_least(self._size).address if self._size else None
         code = self._second(workspace, self._size, executor, npu.stream)
         if code:
-            what = names(self.operator)[1]
-            raise npu.acl.error(what, code)
+            raise self.failed(npu, code)
 
     def drop(self, npu: Npu) -> None:
         if self._made is not None:
@@ -124,6 +140,10 @@ class RowCopies:
     node: Tensor
     by: str = ""
 
+    @property
+    def kept(self) -> None:
+        """Where its rows go is only known when it runs."""
+
     def run(self, npu: Npu, room: Room) -> None:
         ids = self.integers()
         if ids is None or len(ids) != self.source.shape[0]:
@@ -144,31 +164,102 @@ class RowCopies:
 
 @attrs.define(eq=False)
 class Program:
-    """The launches of one split, and the memory that they use beside the plan's."""
+    """The launches of one split, and the memory that they use beside the plan's.
+
+    The first run makes descriptors and executors. The second is recorded, where the chip can
+    do that and nothing is to be made or looked up anew; each later one is a single call then.
+    """
 
     launches: tuple[Launch, ...]
     scratch: Region | None
     written: tuple[Written, ...] = ()  # states that it changes
     moved: int | None = None  # how often states had other memory; None: it knows none
     ready: bool = False  # it keeps executors
+    recording: Recording | None = None
+    recordable: bool = True  # as far as is known
+    _kept: tuple[Kept, ...] = ()  # all launches, where each is but one call
 
-    def run(self, npu: Npu, room: Room) -> None:
+    @property
+    def to_record(self) -> bool:
+        """Whether the next run is to be recorded, on a chip that can."""
+        return self.recordable and self.recording is None and bool(self._kept)
+
+    def run(self, npu: Npu, room: Room, record: bool = False) -> None:
         npu.use()
+        if npu.cancelled:
+            raise _cancelled()
+        if self.recording is not None and self.recording.stream != npu.stream:
+            self.forget_recording(npu)  # that stream hung and was left behind
+        if self.recording is None and record and self.to_record:
+            self._record(npu, room)
+        if self.recording is not None:
+            self._replay(npu, self.recording)
+        elif self._kept:
+            self._again(npu, self._workspace(room))
+        else:
+            self._anew(npu, room)
+
+    def _anew(self, npu: Npu, room: Room) -> None:
         self.ready = True
         for launch in self.launches:
             if npu.cancelled:
-                msg = "the step was cancelled"
-                raise CancelledError(msg)
+                raise _cancelled()
             npu.busy = True
             try:
                 launch.run(npu, room)
             except DeviceError as error:
-                what = f"{launch.node.label}, {launch.by}" if launch.by else launch.node.label
-                error.where = error.where or f"{what}, on cann:{npu.index}"
+                _name(error, launch, npu)
                 raise
+        kept = [launch.kept for launch in self.launches]
+        self._kept = tuple(filter(None, kept)) if all(kept) else ()
+
+    def _workspace(self, room: Room) -> Region | None:
+        size = max(size for _, size, _, _ in self._kept)
+        return room.at_least(size) if size else None
+
+    def _again(self, npu: Npu, workspace: Region | None) -> None:
+        """As little as can be done for each launch: there are hundreds in a step."""
+        place, stream = workspace.address if workspace else None, npu.stream
+        npu.busy = True
+        for second, size, executor, call in self._kept:
+            if npu.cancelled:
+                raise _cancelled()
+            if code := second(place, size, executor, stream):
+                error = call.failed(npu, code)
+                _name(error, call, npu)
+                raise error
+
+    def _record(self, npu: Npu, room: Room) -> None:
+        """From here on its workspace must stay where it is: the recording holds it."""
+        workspace = self._workspace(room)
+        self.recording = record(npu, workspace, partial(self._again, npu, workspace))
+        self.recordable = self.recording is not None
+
+    def _replay(self, npu: Npu, recording: Recording) -> None:
+        try:
+            recording.run(npu)
+        except DeviceError as error:
+            _name(error, self.launches[0], npu)
+            raise
+
+    def forget_recording(self, npu: Npu) -> None:
+        """It is not under way any more."""
+        if self.recording is not None:
+            self.recording.drop(npu)
+            self.recording = None
 
     def drop(self, npu: Npu) -> None:
         """Gives back what it keeps; it can run again."""
-        self.ready = False
+        self.forget_recording(npu)
+        self.ready, self._kept = False, ()
         for launch in self.launches:
             launch.drop(npu)
+
+
+def _cancelled() -> CancelledError:
+    return CancelledError("the step was cancelled")
+
+
+def _name(error: DeviceError, launch: Launch, npu: Npu) -> None:
+    what = f"{launch.node.label}, {launch.by}" if launch.by else launch.node.label
+    error.where = error.where or f"{what}, on cann:{npu.index}"

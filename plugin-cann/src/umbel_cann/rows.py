@@ -7,14 +7,15 @@ import math
 import numpy as np
 from umbel.graph import Role, Tensor
 
+from umbel_cann.few_bits import rows_of
 from umbel_cann.lowering import Lowering
-from umbel_cann.products import KEEP
 from umbel_cann.program import RowCopies
 from umbel_cann.states import integers
 from umbel_cann.views import (
     BYTES,
     INT32,
     INT64,
+    KEEP,
     Numbers,
     Scalar,
     Unsupported,
@@ -29,16 +30,26 @@ def cont(to: Lowering, node: Tensor) -> None:
 
 
 def concat(to: Lowering, node: Tensor) -> None:
-    """Strided parts are copied into their place: one operator fails on them."""
+    """Where there is no operator, parts are copied into their place. A copy to where there are
+    gaps has to be made anew for each step: such parts are first brought together with the axis
+    in front, where there are none."""
     parts, axis = [to.view(t) for t in node.inputs], node.attrs["axis"]
     out, at = to.view(node), 0
     if to.why_not("Cat", out.type) is None and all(part.dense for part in parts):
         to.emit("Cat", Views(tuple(parts)), axis, out)
         return
+    order = (axis, *(i for i in range(len(out.shape)) if i != axis))
+    turned = out.permuted(*order)
+    direct = turned.dense
+    if not direct:
+        turned = to.temporary(turned.shape, out.type)
     for part in parts:
         end = at + part.shape[axis]
-        to.emit("InplaceCopy", out.part(axis, at, end), part)
+        to.emit("InplaceCopy", turned.part(0, at, end), part.permuted(*order))
         at = end
+    if not direct:
+        back = sorted(range(len(order)), key=order.__getitem__)
+        to.emit("InplaceCopy", out, turned.permuted(*back))
 
 
 def sum_rows(to: Lowering, node: Tensor) -> None:
@@ -59,7 +70,11 @@ def sum_of(to: Lowering, x: View, out: View) -> None:
 
 def get_rows(to: Lowering, node: Tensor) -> None:
     table, ids = node.inputs
-    rows, index = to.stored(table), to.dense(to.view(ids))
+    index = to.dense(to.view(ids))
+    if table.dtype.quantised:
+        rows_of(to, node, index.reshaped(index.size), gather)
+        return
+    rows = to.stored(table)
     made = to.result(node, rows.type)
     if len(table.shape) == 2:
         gather(to, rows, index.reshaped(index.size), made.reshaped(index.size, rows.shape[1]))

@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 from umbel.errors import DeviceError, UmbelError
 
 from umbel_cann.acl import Acl, codes
 from umbel_cann.acl.toolkit import Toolkit
+from umbel_cann.heap import placed
 
 HUGE_FIRST = 0
 TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3  # kinds of copies
@@ -93,6 +95,7 @@ class Npu:
         self.cancelled = False
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.context = self.stream = 0
+        self._puts: list[tuple[int, np.ndarray, object]] = []  # what goes to the device next
         self._peers: dict[int, bool] = {}
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
@@ -117,31 +120,48 @@ class Npu:
 
     def wait(self, what: str = "the NPU") -> None:
         """Until everything launched is done; raises what went wrong."""
-        acl = self.use()
+        self.use()
         if not self.busy:
             return
         self.busy = False
-        if code := self._synchronise():
-            error = acl.error(f"waiting for {what}", code)
+        if code := self._synchronised(self.stream):
+            error = self._error(what, code)
             # it may still be at work, in memory that the next step writes
-            if code == codes.SYNC_TIMEOUT or self._synchronise():
-                self._leave_stream()
-            if clear := acl.find("aclrtGetLastError"):
-                clear(THREAD_LEVEL)
-            acl.recent()
+            if code == codes.SYNC_TIMEOUT or self._synchronised(self.stream):
+                self.leave_stream()
+            self.acl.recent()
             raise error
 
-    def _synchronise(self) -> int:
-        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
-            return int(limited(self.stream, int(self.timeout * 1000)))
-        return int(self.acl.function("aclrtSynchronizeStream")(self.stream))
+    def settle(self, stream: int, what: str) -> None:
+        """Waits for another stream; raises what went wrong in it."""
+        self.use()
+        if code := self._synchronised(stream):
+            raise self._error(what, code)
 
-    def _leave_stream(self) -> None:
+    def _synchronised(self, stream: int) -> int:
+        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
+            return int(limited(stream, int(self.timeout * 1000)))
+        return int(self.acl.function("aclrtSynchronizeStream")(stream))
+
+    def _error(self, what: str, code: int) -> DeviceError:
+        error = self.acl.error(f"waiting for {what}", code)
+        if clear := self.acl.find("aclrtGetLastError"):
+            clear(THREAD_LEVEL)
+        return error
+
+    def leave_stream(self) -> None:
         """What hangs is left behind: a new stream can go on."""
         hanging, self.stream = self.stream, 0
         with contextlib.suppress(UmbelError):
-            self.acl.call("aclrtDestroyStreamForce", hanging)
-        self.stream = self.acl.number("aclrtCreateStream")
+            self.end_stream(hanging, by_force=True)
+        self.stream = self.new_stream()
+
+    def new_stream(self) -> int:
+        return self.use().number("aclrtCreateStream")
+
+    def end_stream(self, stream: int, *, by_force: bool = False) -> None:
+        """Waits for it, or leaves behind what is in it."""
+        self.use().call(f"aclrtDestroyStream{'Force' * by_force}", stream)
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all."""
@@ -166,8 +186,47 @@ class Npu:
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         """After everything that was launched before; done when it returns."""
         self.wait()
+        self.flush()
+        self._copy(to, source, nbytes, kind)
+
+    def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         if nbytes:
             self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def put(self, to: int, data: np.ndarray, memory: object) -> None:
+        """Whole tensors to the device, before what is done there next; few copies for many of
+        them. `memory` is kept until then."""
+        self._puts.append((to, data.copy(), memory))
+
+    def flush(self) -> None:
+        """Copies what was put, neighbours at once: there is nothing in what pads a tensor."""
+        if not self._puts:
+            return
+        self.wait()
+        puts, self._puts = self._puts, []
+        while puts:
+            begin, data, memory = puts.pop(0)
+            parts, end, held = [data], begin + placed(data.nbytes), [memory]
+            while puts and puts[0][0] == end:
+                _, data, memory = puts.pop(0)
+                parts += [np.zeros(end - begin - sum(p.nbytes for p in parts), np.uint8), data]
+                end += placed(data.nbytes)
+                held.append(memory)
+            whole = np.concatenate([p.reshape(-1).view(np.uint8) for p in parts])
+            self._copy(begin, whole.ctypes.data, whole.nbytes, TO_DEVICE)
+
+    def pin(self, nbytes: int) -> int:
+        """Memory of the host that the device reads and writes by itself."""
+        return self.use().number("aclrtMallocHost", nbytes)
+
+    def unpin(self, address: int) -> None:
+        self.use().call("aclrtFreeHost", address)
+
+    def send(self, to: int, pinned: int, nbytes: int, stream: int) -> None:
+        """From such memory to the device's; it has arrived when the stream has settled."""
+        if nbytes:
+            copy = (to, nbytes, pinned, nbytes, TO_DEVICE, stream)
+            self.use().call("aclrtMemcpyAsync", *copy)
 
     def reaches(self, other: Npu) -> bool:
         """Whether it copies from the other's memory without the host; asked once of each."""
@@ -186,6 +245,7 @@ class Npu:
         if PROCESS.npus.get(self.index) is not self or PROCESS.forked:
             return
         del PROCESS.npus[self.index]
+        self._puts.clear()
         with contextlib.suppress(UmbelError):
             self.wait()
         steps: list[Callable[[], None]] = []

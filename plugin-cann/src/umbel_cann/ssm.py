@@ -20,11 +20,11 @@ from umbel.graph import Tensor
 from umbel_cann.divided import POWER
 from umbel_cann.elementwise import exp_of, softplus_of
 from umbel_cann.lowering import Lowering
-from umbel_cann.products import KEEP
 from umbel_cann.rows import gather, sum_of
 from umbel_cann.views import (
     FLOAT,
     FLOAT16,
+    KEEP,
     NCL,
     ONE,
     Numbers,
@@ -116,14 +116,13 @@ def ssm_scan(to: Lowering, node: Tensor) -> None:
     state, x, dt, a, b, c, ids = node.inputs
     (seqs, tokens, heads, size), (groups, n) = x.shape, b.shape[2:]
     s = _Scan(to, FLOAT if to.chip.float32 else FLOAT16, groups, heads // groups)
-    made = out = to.view(node)
-    if out.type != s.number:  # until the states are written
-        made = to.once(("scan", node.shape), node.shape, s.number, lambda _: None)
+    made = to.result(node, s.number)
     states = (seqs, 1, groups, s.each, size, n)
     end = made.part(0, x.size, node.size).reshaped(*states)
     h = _begin(s, state, ids).reshaped(*states)
     rates = to.dense(to.operand(a, s.number)).reshaped(1, 1, groups, s.each, 1, a.shape[1])
-    power = 0 if out.type == FLOAT or node.storage in to.exact else POWER
+    exact = type_of(node.dtype) == FLOAT or node.storage not in to.last
+    power = 0 if exact else POWER
     y = made.part(0, 0, x.size).reshaped(seqs, tokens, groups, s.each, size, 1)
     every = _inputs(s, x, dt, b, c, power, y)
     some, piece = _form(s, a, tokens, h.size)
@@ -131,9 +130,7 @@ def ssm_scan(to: Lowering, node: Tensor) -> None:
         stop = min(start + piece, tokens)
         with to.again():
             some(s, rates, every.some(start, stop), h, end if stop == tokens else h)
-    if made is not out:
-        to.emit("Cast", made, out.type, out)
-        to.wide = node.storage, made
+    to.finish(node, made)
     to.divide(node, power, x.size * node.dtype.block_bytes)
 
 

@@ -14,12 +14,14 @@ from umbel.graph import Tensor
 
 from umbel_cann.acl import Acl
 
-FLOAT, FLOAT16, INT32, INT64 = 0, 1, 3, 9  # aclDataType
+FLOAT, FLOAT16, INT8, INT32, INT64, INT4 = 0, 1, 2, 3, 9, 29  # aclDataType
 TYPES = {"f32": FLOAT, "f16": FLOAT16, "i32": INT32}
 NAMES = {number: name for name, number in TYPES.items()}
-BYTES = {FLOAT: 4, FLOAT16: 2, INT32: 4, INT64: 8}
+BOOL = 12  # of masks, in scratch memory
+BYTES = {FLOAT: 4, FLOAT16: 2, INT8: 1, INT32: 4, INT64: 8, BOOL: 1}
 ND = 2  # aclFormat: no layout but the strides
 NCL = 47  # images, channels, length: what a convolution of one axis asks for
+KEEP = 0  # cubeMathType: compute in the dtype of the operands
 
 Ints: TypeAlias = tuple[int, ...]
 
@@ -56,9 +58,25 @@ class View:
         """The address of the first value."""
         return self.address + self.offset * BYTES[self.type]
 
+    def meets(self, other: View) -> bool:
+        """Whether they may share memory."""
+        return self.start < other.end and other.start < self.end
+
+    @property
+    def end(self) -> int:
+        """Behind the last value."""
+        pairs = zip(self.shape, self.strides, strict=True)
+        return self.start + (1 + sum((n - 1) * s for n, s in pairs)) * BYTES[self.type]
+
     def reshaped(self, *shape: int) -> View:
         """The same values of a dense window."""
         return attrs.evolve(self, shape=shape, strides=contiguous(shape))
+
+    def spread(self, axis: int) -> View:
+        """One more axis, of one value, before that one."""
+        shape = (*self.shape[:axis], 1, *self.shape[axis:])
+        strides = (*self.strides[:axis], self.strides[axis], *self.strides[axis:])
+        return attrs.evolve(self, shape=shape, strides=strides)
 
     def turned(self) -> View:
         """The last two axes exchanged."""
@@ -122,6 +140,13 @@ def window(t: Tensor, address: int) -> View:
     strides = tuple(s // size for s in t.strides)
     whole = t.storage.nbytes // size
     return View(number, t.shape, strides, address, t.offset // size, whole)
+
+
+def like(t: Tensor, whole: View) -> View:
+    """A tensor whose storage is there in another form, of another dtype perhaps."""
+    size = BYTES[type_of(t.dtype)]
+    strides, offset = tuple(s // size for s in t.strides), whole.offset + t.offset // size
+    return attrs.evolve(whole, shape=t.shape, strides=strides, offset=offset)
 
 
 @attrs.frozen(eq=False)

@@ -90,6 +90,10 @@ class Maker:
         turned, stack = w.T, weights.swapaxes(1, 2)
         product, batch = wide(self.x) @ wide(turned), wide(many) @ wide(stack)
         exact = 1e-5 if self.dtype == "f32" else 0.0
+        bias = self.some(32)
+        added = self.out(product + wide(bias))
+        step = (bias, self.x, turned, ONE, ONE, added, KEEP)
+        yield self.probe("Addmm", step, within=exact)
         for name in ("Mm", "Matmul"):
             steps = (
                 (self.x, m, self.out(product), KEEP)
@@ -109,6 +113,8 @@ class Maker:
         yield self.probe("GeluV2", *two)
         clamped = self.out(np.clip(a, -0.5, 0.5))
         yield self.probe("Clamp", (self.x, Scalar(-0.5), Scalar(0.5), clamped))
+        more = (self.x, Scalar(0.5), Data(after=self.x > 0.5))
+        yield self.probe("GtScalar", more)
         soft = self.out(np.log1p(np.exp(a)))
         yield self.probe("Softplus", (self.x, ONE, Scalar(20.0), soft))
         size = (self.x.reshape(4, 64, 1), ONE, Numbers((2,)), False, self.out(np.abs(a)))
@@ -167,6 +173,9 @@ class Maker:
         both = np.concatenate([gate, up], 1)
         silu = wide(gate) * _sigmoid(wide(gate))
         yield self.probe("SwiGlu", (both, -1, self.out(silu * wide(up))))
+        gelu = _gelu(wide(gate))  # by tanh: as near as the bound of a probe
+        given = self.out(gelu * wide(up)), self.out(gelu)
+        yield self.probe("GeGluV3", (both, -1, 1, True, *given))
         x, cos, sin = self.some(1, 3, 2, 64), self.some(1, 3, 1, 64), self.some(1, 3, 1, 64)
         first, second = np.split(x, 2, -1)
         halves = np.concatenate([-second, first], -1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from umbel_cann.chips import ALIAS, CAPTURE, EXACT, LONG, WEIGHTS
+from umbel_cann.chips import ALIAS, CAPTURE, EXACT, LONG, MIXED, WEIGHTS
 from umbel_cann.probing.maker import DOWN, KEEP, Maker, wide
 from umbel_cann.probing.probe import Data, Probe, Views
 from umbel_cann.views import NCL, ONE, Numbers
@@ -44,23 +44,19 @@ def quantised(of: Maker) -> Iterator[Probe]:
 
 def attention(of: Maker) -> Iterator[Probe]:
     """Four heads that share two of keys, with a mask; a prompt's tokens and a single one."""
-    steps = []
-    for layout in (b"BSND", b"BNSD"):
-        for tokens, precise in ((3, 2), (1, 0)):
-            q, k, v = of.some(1, 4, tokens, 64), of.some(1, 2, 32, 64), of.some(1, 2, 32, 64)
-            mask = np.zeros((1, 1, tokens, 32), of.kind)
-            mask[..., 20:] = -1e4
-            scores = wide(q) @ wide(k).repeat(2, 1).swapaxes(2, 3) / 8 + wide(mask)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            y = of.out(weights @ wide(v).repeat(2, 1)).after
-            assert y is not None
-            if layout == b"BSND":
-                q, k, v, y = (np.ascontiguousarray(t.swapaxes(1, 2)) for t in (q, k, v, y))
-            shift = np.repeat(mask, 4, 1)
-            given = (q, Views([k]), Views([v]), shift, *[None] * 20)
-            numbers = (4, 0.125, 65535, 65535, layout, 2, 0, precise, 0, 0, False, 0, 0)
-            steps.append((*given, *numbers, Data(after=y), None))
+    steps, all_ = [], (1 << 31) - 1
+    for tokens in (3, 1):
+        q, k, v = of.some(1, tokens, 4, 64), of.some(1, 32, 2, 64), of.some(1, 32, 2, 64)
+        hidden = np.zeros((1, 1, tokens, 32), bool)
+        hidden[..., 20:] = True
+        keys, values = (wide(t).repeat(2, 2).swapaxes(1, 2) for t in (k, v))
+        scores = wide(q).swapaxes(1, 2) @ keys.swapaxes(2, 3) / 8
+        weights = np.where(hidden, 0, np.exp(scores - scores.max(-1, keepdims=True)))
+        weights /= weights.sum(-1, keepdims=True)
+        y = of.out(np.ascontiguousarray((weights @ values).swapaxes(1, 2)))
+        given = (q, Views([k]), Views([v]), None, hidden, *[None] * 19)
+        numbers = (4, 0.125, all_, all_, b"BSND", 2, 0, 2, 0, 0, False, 0, 0)
+        steps.append((*given, *numbers, y, None))
     yield of.probe("FusedInferAttentionScoreV2", *steps)
 
 
@@ -74,6 +70,9 @@ def last(of: Maker) -> Iterator[Probe]:
     )
     a, b = of.some(64, 4224), of.some(16, 4224)
     yield of.probe("Mm", (a, b.T, of.out(wide(a) @ wide(b.T)), KEEP), variant=LONG)
+    half, single = x.astype(np.float16), x.astype(np.float32)
+    both = Data(after=single + half)
+    yield Probe("Add", "f32", (("Add", single, half, ONE, both),), MIXED)
     sums = of.out(total, x)
     product = ("Mm", x, w.T, of.out(wide(x) @ wide(w.T)), KEEP)
     yield Probe("Add", of.dtype, (("Add", sums, y, ONE, sums), product), ALIAS)

@@ -22,7 +22,7 @@ from umbel_cann.views import Views as Members
 
 SIZE = 2 << 20  # bytes of device memory that the tensors of a probe may take
 INT4 = 29  # aclDataType
-NUMBERS = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "int64": 9}
+NUMBERS = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "int64": 9, "bool": 12}
 WITHIN = {"f16": 1e-2, "f32": 1e-3}
 THREAD_LOCAL = 1  # mode of a capture
 
@@ -199,7 +199,7 @@ class Trial:
         assert expected is not None
         self.npu.copy(got.ctypes.data, one.view.address, got.nbytes, TO_HOST)
         expected = expected.transpose(one.order)
-        if expected.dtype.kind == "i":
+        if expected.dtype.kind in "ib":
             right = np.array_equal(got, expected)
         else:
             wide = expected.astype(np.float64)

@@ -65,8 +65,8 @@ static void put_all(text *t)
     put(t, ", \"streams\": [");
     for (rt_clock *c = clocks; c; c = c->next) {
         put(t, "%s{\"device\": %d, \"stream\": %ld, \"tasks\": %ld, \"busy\": %.9g, "
-               "\"clock\": %.9g}", c == clocks ? "" : ", ", c->device, c->stream, c->tasks,
-            c->busy, c->now);
+               "\"clock\": %.9g, \"bytes\": %.15g}", c == clocks ? "" : ", ", c->device,
+            c->stream, c->tasks, c->busy, c->now, c->bytes);
         busy += c->busy;
     }
     put(t, "], \"busy\": %.9g}\n", busy);

@@ -33,6 +33,7 @@ typedef struct rt_clock {
     int device;
     long stream, tasks;
     double busy, now; /* seconds of work; the same with waits for other streams */
+    double bytes;     /* that tasks read and wrote */
 } rt_clock;
 
 typedef struct rt_context {

@@ -91,6 +91,7 @@ static void charge(rt_stream *stream, const sim_task *task, double launch)
     stream->clock->tasks++;
     stream->clock->busy += seconds;
     stream->clock->now += seconds;
+    stream->clock->bytes += task->bytes;
 }
 
 void rt_perform(rt_stream *stream, const rt_task *task, bool launched)
