@@ -171,7 +171,8 @@ sys.path.insert(0, {str(HERE)!r})
 import stepping
 from umbel import plugins
 runner = stepping.open_model(sys.argv[1])
-stepping.talk(runner, 3, others=2)
+for _ in range(2):  # what had less scratch memory is made once more
+    stepping.talk(runner, 3, others=2)
 made = ("descriptors", "executors", "phase 1", "mallocs")
 before = stepping.counters()
 stepping.talk(runner, 8, others=2)

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 
 import attrs
 import numpy as np
+from umbel.errors import OutOfMemoryError
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
@@ -95,24 +96,25 @@ class Programs:
     memory: NpuMemory
     brought: Brought = _NONE
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
+    _current: Program | None = attrs.field(default=None, init=False)  # that runs, or ran last
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        heap = self.memory.heap
-        self.scratch, self.workspace = Room(heap), Room(heap)
+        self.scratch, self.workspace = Room(self.memory), Room(self.memory)
+        self.memory.spare = self._spare
 
     def run(self, graph: SplitGraph) -> None:
-        program = self.made.pop(graph.uid, None)
+        program = self._current = self.made.get(graph.uid)
         states = program.written if program else written(graph.nodes, graph.slots)
         for rows in states:
             rows.make_room()
         if program is not None and program.moved not in (None, self.memory.moved):
-            self.npu.wait()
-            program.drop(self.npu)  # what it knows of states lies elsewhere
+            self.forget(graph.uid)  # what it knows of states lies elsewhere
             program = None
-        program = program or self._compile(graph, states)
+        self._current = program = program or self._compile(graph, states)
+        self.made.pop(graph.uid, None)
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
@@ -128,6 +130,18 @@ class Programs:
         for old in recorded[: max(len(recorded) + 1 - MOST, 0)]:
             self.npu.wait()
             old.forget_recording(self.npu)
+
+    def _spare(self) -> bool:
+        """Programs that do not run go, with their memory: they are made again when they are
+        wanted."""
+        idle = {uid: p for uid, p in self.made.items() if p is not self._current}
+        if idle:
+            self.npu.wait()
+        for uid, program in idle.items():
+            del self.made[uid]
+            program.drop(self.npu)
+        self.scratch.give_back()
+        return bool(idle)
 
     def _make_room(self, program: Program) -> None:
         """The vendor's pool of executors has an end: those not used for longest go."""
@@ -147,6 +161,11 @@ class Programs:
 
         to, region = made(Scratch()), None
         if needed := to.scratch.peak + to.scratch.lasting:
+            if needed > self.scratch.nbytes:  # else each would keep what it began with
+                self._current = None
+                self._spare()
+                with contextlib.suppress(OutOfMemoryError):  # some more, if it can be had
+                    self.scratch.at_least(needed // 4 * 5)
             region = self.scratch.at_least(needed)
             to = made(Scratch(region.address, to.scratch.peak))
         knows = any(t.role is Role.STATE for t in graph.slots)
@@ -156,7 +175,8 @@ class Programs:
     def _constant(self, key: Hashable, values: np.ndarray) -> int:
         """Where these values are; written there when they are asked for first."""
         if key not in self.constants:
-            self.constants[key] = region = self.memory.heap.take(padded(values.nbytes))
+            size = padded(values.nbytes)
+            self.constants[key] = region = self.memory.take(size, 0, "constants")
             self.npu.copy(region.address, values.ctypes.data, values.nbytes, TO_DEVICE)
         return self.constants[key].address
 

@@ -17,6 +17,7 @@ from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
 from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
+from umbel_cann.nodes import number_of
 from umbel_cann.probing import Tried, tried
 from umbel_cann.runtime import PROCESS, Npu
 
@@ -55,7 +56,7 @@ class Opened:
             brought = Brought.new(kernels, npu.acl)
             programs = Programs(npu, kind, memory, brought)
             npu.on_close += [programs.clear, memory.close]
-            health = smi.Health(toolkit.root, index)
+            health = smi.Health(toolkit.root, number_of(index))
             return cls(npu, kind, memory, programs, brought, health, found)
         except BaseException:
             npu.close()

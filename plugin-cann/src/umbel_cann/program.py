@@ -15,7 +15,8 @@ from umbel.graph import Tensor
 from umbel_cann.acl import Acl
 from umbel_cann.acl.prototypes import names
 from umbel_cann.capture import Recording, record
-from umbel_cann.heap import Heap, Region
+from umbel_cann.heap import Region
+from umbel_cann.memory import NpuMemory
 from umbel_cann.runtime import WITHIN, Npu
 from umbel_cann.states import Written
 from umbel_cann.views import Argument, Descriptors, View
@@ -51,15 +52,23 @@ class Launch(Protocol):
 class Room:
     """Memory that launches share: their order in the stream keeps them apart."""
 
-    heap: Heap
+    memory: NpuMemory
     _region: Region | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._region.nbytes if self._region else 0
 
     def at_least(self, nbytes: int) -> Region:
         """Who keeps the region keeps its memory, also when others need more."""
         if self._region is None or self._region.nbytes < nbytes:
             self._region = None  # before there is a new one
-            self._region = self.heap.take(nbytes)
+            self._region = self.memory.take(nbytes, 0, "intermediate results")
         return self._region
+
+    def give_back(self) -> None:
+        """As far as nobody keeps it."""
+        self._region = None
 
 
 @attrs.define(eq=False)
