@@ -65,6 +65,11 @@ def programs() -> Any:
     return umbel_cann._open["cann:0"].programs
 
 
+def capture(able: bool) -> None:
+    """From here on the chip can record launches, or not."""
+    programs().chip = attrs.evolve(programs().chip, capture=able)
+
+
 def recorded() -> int:
     return int(programs().counts()["recorded"])
 

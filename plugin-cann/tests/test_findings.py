@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from umbel_cann import findings, smi
+from umbel_cann.nodes import nodes, visible
 
 DATA = Path(__file__).parent / "data"
 BOARD = (DATA / "npu-smi-board.txt").read_text()
@@ -26,14 +27,14 @@ def test_a_board() -> None:
         "hugepages_total": 15,
         "chip": 0,
         "utilisation_percent": 0,
-        "memory_used_mb": 1797,
-        "memory_total_mb": 3513,
+        "memory_ddr_used": 1797 << 20,
+        "memory_ddr_total": 3513 << 20,
     }
 
 
 def test_cards() -> None:
     first, second = smi.parse(CARDS)
-    assert (first["hbm_used_mb"], first["hbm_total_mb"]) == (3161, 65536)
+    assert (first["memory_hbm_used"], first["memory_hbm_total"]) == (3161 << 20, 65536 << 20)
     assert (first["bus"], first["utilisation_percent"]) == ("0000:C1:00.0", 12)
     assert (second["npu"], second["health"], second["temperature_c"]) == (1, "Warning", -3)
     assert "power_w" not in second
@@ -85,7 +86,7 @@ def test_a_good_machine(
     root = toolkit_at()
     (root / "opp").mkdir()
     monkeypatch.setenv("ASCEND_OPP_PATH", str(root / "opp"))
-    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,2,10")
     monkeypatch.setattr(smi, "run", lambda *_: CARDS)
     found = told(tmp_path)
     assert "ok: 3 device nodes: davinci0, davinci2, davinci10" in found
@@ -144,10 +145,10 @@ def test_environment(
     gone = str(tmp_path / "gone")
     monkeypatch.setattr(smi, "run", lambda *_: "")
     monkeypatch.setenv("ASCEND_HOME_PATH", gone)
-    for visible in ("0,1,2,3", ""):
-        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
+    for named in ("0,1,2,3", ""):
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", named)
         found = told(tmp_path)
-        what = f"error: ASCEND_RT_VISIBLE_DEVICES={visible} does not fit the 3 chips"
+        what = f"error: ASCEND_RT_VISIBLE_DEVICES={named} does not fit the 3 chips"
         assert any(line.startswith(what) for line in found)
     what = f"error: ASCEND_HOME_PATH names a folder that is not there: {gone}"
     assert "set_env.sh" in found[what]
@@ -185,9 +186,24 @@ def test_devices_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     machine(tmp_path)
     monkeypatch.setattr(umbel_cann, "toolkit", lambda: None)
-    monkeypatch.setattr(umbel_cann, "nodes", lambda: findings.nodes(tmp_path))
+    monkeypatch.setattr(umbel_cann, "nodes", lambda: nodes(tmp_path))
     names = [device.name for device in umbel_cann.devices()]
     assert names == ["cann:0", "cann:1", "cann:2"]
     assert not any(device.simulated for device in umbel_cann.devices())
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "2,10")
     assert len(umbel_cann.devices()) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [(None, "0 2 10"), ("10,0", "10 0"), ("2", "2"), ("", ""), ("9", ""), ("0,9,2", "0")],
+)
+def test_visible_chips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, names: str
+) -> None:
+    """As the runtime counts them, up to one that is not there."""
+    machine(tmp_path)
+    if value is not None:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", value)
+    found = visible(nodes(tmp_path))
+    assert " ".join(path.name.removeprefix("davinci") for path in found) == names

@@ -145,8 +145,8 @@ def of(operator: str) -> set[str]:
         ("crash=Topk", of("Topk"), "the process died of SIGSEGV", 3),
         ("crash=Add", of("Add"), "the process died of SIGSEGV", 6),
         ("phase1=40", None, "the library failed within it: .* \\(561000\\)", 1),
-        ("task=60", None, "waiting for its end failed: .* \\(507015\\)", 1),
-        ("hang=60", None, "waiting for its end failed: .* \\(507046\\)", 1),
+        ("task=60", set(), "", 2),  # a fault of the device: the second time it works
+        ("hang=60", set(), "", 2),
     ],
 )
 def test_faults(
@@ -285,6 +285,7 @@ def test_what_is_kept(
         '{"soc": "x", "cann": "y", "verdicts": {}}',
         '{"soc": "x", "cann": "y", "verdicts": {"Add f16": 3}}',
         '{"soc": 1, "cann": 2, "verdicts": {"Add f16": null}}',
+        '{"soc": "x", "cann": "y", "verdicts": {"Add f16": null}}',  # not all
     ],
 )
 def test_a_broken_file(
@@ -292,7 +293,7 @@ def test_a_broken_file(
 ) -> None:
     """It counts as none, and its place is taken."""
     monkeypatch.setenv(SIMULATOR, "310B")
-    good = parent.Tries(toolkit, 0, 1.0, soc="x", verdicts={"Add f16": None})
+    good = parent.Tries(toolkit, 0, 1.0, soc="x", verdicts=dict.fromkeys(NAMES))
     monkeypatch.setattr(parent, "run", lambda *_, **__: good)
     expected = tried(toolkit, 0, "x")
     (path,) = own.iterdir()

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +56,16 @@ def test_a_story(run: Run, chip: str, form: str) -> None:
     assert done.stdout == expected
     assert "cann:0 (simulated)" in done.stderr
     assert "does not run everything" not in done.stderr
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_devices(run: Run, chip: str) -> None:
+    """Their health is told without anything being opened."""
+    done = run(chip, "-m", "umbel", "devices", leaks=True)
+    line = next(text for text in done.stdout.splitlines() if text.startswith("cann:0"))
+    assert "health OK" in line
+    kind = "hbm" if chip == "910B" else "ddr"
+    assert re.search(rf"memory_{kind}_used \d+\.\d MiB", line), line
 
 
 MIXED = """
@@ -330,6 +345,41 @@ def test_every_call_fails_once(run: Run, chip: str, when: str, stride: int, leas
     assert tried == -(-calls // stride)
     # a capture that fails is no error: the step goes on launch by launch
     assert errors > (0.05 if when == "second" else 0.7) * tried
+
+
+SCRATCH = """
+import sys, umbel, umbel_cann
+model = umbel.load(sys.argv[1], device="cann:0", ctx=2048, ubatch=128)
+session, programs = model.open(), umbel_cann._open["cann:0"].programs
+for i in range(8):
+    session.logits([3 + (128 * i + 7 * j) % 500 for j in range(128)])
+    regions = {id(p.scratch): p.scratch.nbytes for p in programs.made.values() if p.scratch}
+    assert len(regions) == 1, regions
+session.close()
+model.close()
+"""
+
+
+def test_plans_share_their_scratch_memory(run: Run) -> None:
+    """Also as the context grows: none keeps what it began with."""
+    done = run("310B", "-c", SCRATCH, STORY)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_the_chip_hangs(tmp_path: Path, tried_out: Callable[[str], None]) -> None:
+    """It is heard within a second or two, long before the step counts as hung."""
+    tried_out("310B")
+    env = {**os.environ, "UMBEL_CANN_SIMULATOR": "310B", "UMBEL_CANN_FAULT": "hang=400"}
+    asked = ("run", str(STORY), "Once upon a time", "--device", "cann:0", "-n", "200")
+    command = [sys.executable, "-m", "umbel", *asked]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        process.communicate(timeout=30)
+        assert time.monotonic() - begun < 10
+        assert process.returncode != 0
 
 
 def test_little_memory(run: Run) -> None:

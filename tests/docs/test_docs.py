@@ -39,6 +39,8 @@ FOLDERS = ROOT / "core/tests/tools/convert/conftest.py"
 OURS = {  # what `pip install` is told, and what that brings
     "./plugin-numa": ("plugin-numa",),
     "./plugin-cann": ("plugin-cann", "plugin-cann/simulator"),
+    "CHECKOUT/plugin-cann": ("plugin-cann",),
+    "CHECKOUT/plugin-cann/simulator": ("plugin-cann/simulator",),
 }
 CHIP = "310B"  # that the simulator is
 SETUP = "plugin-cann/src/umbel_cann/setup_board.py"  # is run where it stands

@@ -8,6 +8,7 @@ same step.
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -84,7 +85,8 @@ class Engine:
     def post(self, function: Callable[[], None]) -> None:
         """Runs `function` between two steps, and does not wait for it."""
         with self._lock:
-            if self.closed:
+            # at the end of the process a thread may begin, and never run
+            if self.closed or sys.is_finalizing():
                 msg = "the model is closed"
                 raise UmbelError(msg, do="load it again")
             self._posts.put(function)

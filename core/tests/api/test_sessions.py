@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from umbel import gguf
@@ -305,3 +309,18 @@ def test_sessions_fill_the_cache(load):
     assert "close sessions" in caught.value.do
     one.close()
     two.feed([5] * 8)
+
+
+END = """
+import sys, umbel
+model = umbel.load(sys.argv[1], device="host")
+session = model.open()
+session.feed("Once upon a time")
+"""
+
+
+def test_what_is_open_at_the_end_of_the_process():
+    """Nobody closes it, and the process ends."""
+    story = Path(__file__).parents[1] / "data/oracles/stories260K.gguf"
+    done = subprocess.run([sys.executable, "-c", END, story], timeout=60)
+    assert done.returncode == 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from umbel.graph import Tensor
 from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGraph, hookimpl
 
+from umbel_cann import smi
 from umbel_cann.acl.toolkit import required, toolkit
-from umbel_cann.findings import VISIBLE, nodes
+from umbel_cann.nodes import nodes, number_of, visible
 from umbel_cann.opened import Opened
 
 UMBEL_API = 1
@@ -27,18 +27,16 @@ def devices() -> Sequence[Device]:
             Device(f"cann:{i}", f"Ascend {found.chip}", PRIORITY, simulated=True)
             for i in range(found.simulated_devices)
         ]
-    chips = nodes()
-    if VISIBLE in os.environ:
-        chips = chips[: len(os.environ[VISIBLE].split(","))]
     return [
-        Device(f"cann:{i}", f"Ascend NPU, {path}", PRIORITY) for i, path in enumerate(chips)
+        Device(f"cann:{i}", f"Ascend NPU, {path}", PRIORITY)
+        for i, path in enumerate(visible(nodes()))
     ]
 
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value < 1e6:
-        msg = "not a number of seconds above 0"
+    if not 0.001 <= value < 1e6:
+        msg = "not a number of seconds from 0.001 on"
         raise ValueError(msg)
     return value
 
@@ -55,7 +53,8 @@ def options() -> Sequence[Option]:
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
     found = required(device.name)
-    opened = Opened.new(found, device.index, options["dtype"], options["timeout"])
+    how = options["dtype"], options["timeout"]
+    opened = Opened.new(found, device.index, *how, kernels)
     _open[device.name] = opened
     free, total = opened.npu.memory()
     return DeviceInfo(
@@ -102,8 +101,10 @@ def forget(device: Device, uid: int) -> None:
 
 @hookimpl
 def status(device: Device) -> Mapping[str, object]:
-    opened = _open.get(device.name)
-    return opened.status() if opened else {}
+    if opened := _open.get(device.name):
+        return opened.status()
+    found = toolkit()
+    return smi.Health(found.root if found else None, number_of(device.index)).told()
 
 
 @hookimpl

@@ -19,22 +19,10 @@ from umbel_cann.runtime import Npu
 
 MOST = 16  # recordings of a device that are kept: what one takes of the chip is told nowhere
 RELAXED = 2  # aclmdlRICaptureMode
-_BEGIN, _END, _INFO = (f"aclmdlRICapture{what}" for what in ("Begin", "End", "GetInfo"))
+_BEGIN, _END = "aclmdlRICaptureBegin", "aclmdlRICaptureEnd"
 _RUN, _DROP = "aclmdlRIExecuteAsync", "aclmdlRIDestroy"
 
 log = logging.getLogger("umbel.cann")
-
-
-def able(npu: Npu) -> bool:
-    """Whether a chip and its CANN can do this: asked, for no table is right about it."""
-    acl = npu.acl
-    if any(acl.find(name) is None for name in (_BEGIN, _END, _INFO, _RUN, _DROP)):
-        return False
-    status, model = ctypes.c_int32(), ctypes.c_void_p()
-    code = acl.function(_INFO)(npu.stream, ctypes.byref(status), ctypes.byref(model))
-    if code:
-        acl.recent()  # that it cannot is no error: nobody shall read of it
-    return not code
 
 
 @attrs.frozen(eq=False)

@@ -126,7 +126,15 @@ _310P = _lacks(
 CHIPS = (
     Chip("310B", "f16", "Embedding", False, _310B, float32=False, long_rows=4096),
     Chip("310P", "f16", operators=_310P, least_row=32, weight_quant=("int8",)),
-    Chip("910B", "f32", scatters=True, float32_products=True, mixes=True, weight_quant=WEIGHTS),
+    Chip(
+        "910B",
+        "f32",
+        scatters=True,
+        float32_products=True,
+        mixes=True,
+        weight_quant=WEIGHTS,
+        capture=True,
+    ),
     Chip("910", "f16"),
 )
 UNKNOWN = Chip("", "f16")

@@ -7,10 +7,12 @@ from collections.abc import Hashable, Mapping
 
 import attrs
 import numpy as np
+from umbel.errors import OutOfMemoryError
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
-from umbel_cann.capture import MOST, able
+from umbel_cann.brought import Brought
+from umbel_cann.capture import MOST
 from umbel_cann.chips import Chip
 from umbel_cann.divided import SCALE_FREE, carried
 from umbel_cann.fusion import Reads, pairs, rounded, steps
@@ -25,12 +27,16 @@ from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
+_NONE = Brought()
 
 
-def lower(to: Lowering, node: Tensor, now: int = 0) -> None:
+def lower(to: Lowering, node: Tensor, now: int = 0, brought: Brought = _NONE) -> None:
     """Adds the launches of one node, the `now`th of its split; a view has none."""
     assert node.op is not None
     if node.op.view or not node.size:
+        return
+    if (kernel := brought.choose(node, to.chip, to.missing)[0]) is not None:
+        kernel.lower(to, node, now)
         return
     how = LOWERINGS.get(node.op.name)
     if how is None:
@@ -47,30 +53,37 @@ def lower(to: Lowering, node: Tensor, now: int = 0) -> None:
         to.divide(node, power, node.nbytes)
 
 
-def unsupported(node: Tensor, chip: Chip, missing: Missing) -> str | None:
+def unsupported(
+    node: Tensor, chip: Chip, missing: Missing, brought: Brought = _NONE
+) -> str | None:
     """None, or why a node cannot be computed."""
     try:
-        lower(Lowering(chip, missing), node)
+        lower(Lowering(chip, missing), node, brought=brought)
     except Unsupported as reason:
-        return str(reason)
+        return "; ".join((str(reason), *brought.choose(node, chip, missing)[1]))
     return None
 
 
 def lowered(
-    graph: SplitGraph, chip: Chip, missing: Missing, scratch: Scratch, kept: Keep
+    graph: SplitGraph,
+    chip: Chip,
+    missing: Missing,
+    scratch: Scratch,
+    kept: Keep,
+    brought: Brought = _NONE,
 ) -> Lowering:
     """The launches of a whole split."""
     reads = Reads.of(graph)
     to = Lowering(chip, missing, graph.slots, reads.last, scratch, kept=kept)
     to.pairs, to.rounded = pairs(reads, to), rounded(reads, to)
     for first, nodes, fused in steps(reads, to):
-        if fused is not None:
+        if fused is not None and not any(brought.choose(n, chip, missing)[0] for n in nodes):
             with contextlib.suppress(Unsupported), to.attempt():
                 to.begin(nodes[-1], first)
                 fused(to)
                 continue
         for i, node in enumerate(nodes, first):
-            lower(to, node, i)
+            lower(to, node, i, brought)
     return to
 
 
@@ -81,40 +94,35 @@ class Programs:
     npu: Npu
     chip: Chip
     memory: NpuMemory
+    brought: Brought = _NONE
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
-    records: bool | None = attrs.field(default=None, init=False)  # whether the chip can
+    _current: Program | None = attrs.field(default=None, init=False)  # that runs, or ran last
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        heap = self.memory.heap
-        self.scratch, self.workspace = Room(heap), Room(heap)
+        self.scratch, self.workspace = Room(self.memory), Room(self.memory)
+        self.memory.spare = self._spare
 
     def run(self, graph: SplitGraph) -> None:
-        program = self.made.pop(graph.uid, None)
+        program = self._current = self.made.get(graph.uid)
         states = program.written if program else written(graph.nodes, graph.slots)
         for rows in states:
             rows.make_room()
         if program is not None and program.moved not in (None, self.memory.moved):
-            self.npu.wait()
-            program.drop(self.npu)  # what it knows of states lies elsewhere
+            self.forget(graph.uid)  # what it knows of states lies elsewhere
             program = None
-        program = program or self._compile(graph, states)
+        self._current = program = program or self._compile(graph, states)
+        self.made.pop(graph.uid, None)
         self.made[graph.uid] = program  # the last one again
         if not program.ready:
             self._make_room(program)
-        record = program.to_record and self._can_record()
+        record = program.to_record and self.chip.capture
         if record:
             self._make_room_to_record()
         self.npu.flush()
         program.run(self.npu, self.workspace, record)
-
-    def _can_record(self) -> bool:
-        if self.records is None:
-            self.npu.use()
-            self.records = able(self.npu)
-        return self.records
 
     def _make_room_to_record(self) -> None:
         """The recordings that were not used for longest go."""
@@ -122,6 +130,18 @@ class Programs:
         for old in recorded[: max(len(recorded) + 1 - MOST, 0)]:
             self.npu.wait()
             old.forget_recording(self.npu)
+
+    def _spare(self) -> bool:
+        """Programs that do not run go, with their memory: they are made again when they are
+        wanted."""
+        idle = {uid: p for uid, p in self.made.items() if p is not self._current}
+        if idle:
+            self.npu.wait()
+        for uid, program in idle.items():
+            del self.made[uid]
+            program.drop(self.npu)
+        self.scratch.give_back()
+        return bool(idle)
 
     def _make_room(self, program: Program) -> None:
         """The vendor's pool of executors has an end: those not used for longest go."""
@@ -136,10 +156,16 @@ class Programs:
 
     def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
         def made(scratch: Scratch) -> Lowering:
-            return lowered(graph, self.chip, self.npu.acl.missing, scratch, self._constant)
+            given = (self.chip, self.npu.acl.missing, scratch, self._constant, self.brought)
+            return lowered(graph, *given)
 
         to, region = made(Scratch()), None
         if needed := to.scratch.peak + to.scratch.lasting:
+            if needed > self.scratch.nbytes:  # else each would keep what it began with
+                self._current = None
+                self._spare()
+                with contextlib.suppress(OutOfMemoryError):  # some more, if it can be had
+                    self.scratch.at_least(needed // 4 * 5)
             region = self.scratch.at_least(needed)
             to = made(Scratch(region.address, to.scratch.peak))
         knows = any(t.role is Role.STATE for t in graph.slots)
@@ -149,7 +175,8 @@ class Programs:
     def _constant(self, key: Hashable, values: np.ndarray) -> int:
         """Where these values are; written there when they are asked for first."""
         if key not in self.constants:
-            self.constants[key] = region = self.memory.heap.take(padded(values.nbytes))
+            size = padded(values.nbytes)
+            self.constants[key] = region = self.memory.take(size, 0, "constants")
             self.npu.copy(region.address, values.ctypes.data, values.nbytes, TO_DEVICE)
         return self.constants[key].address
 

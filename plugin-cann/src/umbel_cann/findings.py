@@ -15,22 +15,16 @@ from umbel.hookspecs import Finding
 from umbel_cann import smi
 from umbel_cann.acl import LIBRARIES
 from umbel_cann.acl.toolkit import STUBS, VARIABLES, Toolkit, toolkits
+from umbel_cann.nodes import VISIBLE, nodes, visible
 
 MANAGERS = ("davinci_manager", "devmm_svm", "hisi_hdc")  # devices that every program opens
 OLDEST = (8, 0)  # version of the toolkit
 FOLDERS = (*VARIABLES, "ASCEND_OPP_PATH")  # variables that name one
-VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"  # the runtime's own: it counts only these
 LOGS = "ASCEND_SLOG_PRINT_TO_STDOUT"
 QUICK = 1.5  # seconds that npu-smi may take: a doctor is to be quick
 SCARCE = 512  # MB of a chip's memory
 BUSY = 90  # per cent
 _SOURCE = "source the set_env.sh of the toolkit, in the shell that starts umbel"
-
-
-def nodes(root: Path = Path("/")) -> list[Path]:
-    """The device nodes of chips, by their numbers."""
-    found = (root / "dev").glob("davinci[0-9]*")
-    return sorted(found, key=lambda path: int(path.name.removeprefix("davinci")))
 
 
 def findings(root: Path = Path("/")) -> Sequence[Finding]:
@@ -44,7 +38,8 @@ def findings(root: Path = Path("/")) -> Sequence[Finding]:
         return [note, *_libraries(found[0]), *_operators(found[0]), *_health(found[0].root)]
     chips = nodes(root)
     if not chips and not found:
-        return [Finding("note", "no Ascend NPU, and no CANN toolkit")]
+        none = Finding("note", "no Ascend NPU, and no CANN toolkit")
+        return [none, *_variables()]
     told = [*_devices(root, chips), *_driver(root), *_toolkit(found), *_environment(chips)]
     return [*told, *(_operators(found[0]) if found else ()), *_health()]
 
@@ -120,25 +115,27 @@ def _toolkit(found: list[Toolkit]) -> Iterator[Finding]:
 
 def _environment(chips: list[Path]) -> Iterator[Finding]:
     """What is set for the vendor's libraries, and what is not."""
-    given = {name: os.environ.get(name) for name in FOLDERS}
-    if not (given["ASCEND_OPP_PATH"] or given["ASCEND_HOME_PATH"]):
+    if not any(os.environ.get(name) for name in ("ASCEND_OPP_PATH", "ASCEND_HOME_PATH")):
         yield Finding("warning", "ASCEND_OPP_PATH and ASCEND_HOME_PATH are not set", _SOURCE)
-    for name, value in given.items():
-        if value and not Path(value).is_dir():
-            yield Finding("error", f"{name} names a folder that is not there: {value}", _SOURCE)
+    yield from _variables()
     paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if stubs := [path for path in paths if STUBS & set(path.split("/"))]:
         do = f"take it out of LD_LIBRARY_PATH: {stubs[0]}"
         yield Finding("error", "LD_LIBRARY_PATH has a folder of stub libraries", do)
-    visible = os.environ.get(VISIBLE)
-    if visible is not None and not 0 < len(list(filter(None, visible.split(",")))) <= len(
-        chips
-    ):
-        what = f"{VISIBLE}={visible} does not fit the {len(chips)} chips that are here"
+    named = os.environ.get(VISIBLE)
+    if named is not None and len(visible(chips)) != len(named.split(",")):
+        what = f"{VISIBLE}={named} does not fit the {len(chips)} chips that are here"
         yield Finding("error", what, "unset it, or name some of them: 0, ...")
     if os.environ.get(LOGS, "0") != "0":
         what = f"{LOGS} is set: the libraries' log gets into what umbel writes"
         yield Finding("warning", what, f"unset {LOGS} unless you look for a fault")
+
+
+def _variables() -> Iterator[Finding]:
+    for name in FOLDERS:
+        value = os.environ.get(name)
+        if value and not Path(value).is_dir():
+            yield Finding("error", f"{name} names a folder that is not there: {value}", _SOURCE)
 
 
 def _libraries(used: Toolkit) -> Iterator[Finding]:
@@ -186,10 +183,10 @@ def _state(chip: Mapping[str, object]) -> Iterator[Finding]:
     else:
         do = f"`npu-smi info -t health -i {number}` says more; boot again"
         yield Finding("error", f"{name}: {chip.get('health', '?')}", do)
-    for kind in ("hbm", "memory"):
-        used, total = chip.get(f"{kind}_used_mb"), chip.get(f"{kind}_total_mb")
-        if isinstance(used, (int, float)) and isinstance(total, (int, float)) and total > 0:
-            yield _memory(name, number, total - used, total)
+    for kind in ("hbm", "ddr"):
+        used, total = (chip.get(f"memory_{kind}_{what}") for what in ("used", "total"))
+        if isinstance(used, int) and isinstance(total, int) and total > 0:
+            yield _memory(name, number, (total - used) >> 20, total >> 20)
             break
     busy = chip.get("utilisation_percent")
     if isinstance(busy, (int, float)) and busy >= BUSY:
@@ -197,8 +194,8 @@ def _state(chip: Mapping[str, object]) -> Iterator[Finding]:
         yield Finding("warning", f"{name} is busy ({busy} %): steps may time out", do)
 
 
-def _memory(name: str, number: object, free: float, total: float) -> Finding:
-    what = f"{name} has {free:g} of {total:g} MB free"
+def _memory(name: str, number: object, free: int, total: int) -> Finding:
+    what = f"{name} has {free} of {total} MB free"
     if free >= SCARCE:
         return Finding("ok", what)
     do = "close other programs on it; take a smaller model, a file of fewer bits or a smaller "

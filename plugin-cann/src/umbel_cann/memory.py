@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PIECE = 256 << 20  # bytes of weights that are taken at once, or a sixth of a larger model
 BLOCK = 128  # rows by which states grow
-_KNOWN = 1 << 16  # bytes of a step's inputs that the host remembers, or copies with others
+_KNOWN = 1 << 16  # bytes of an input that is copied together with others
 
 
 @attrs.define(eq=False)
@@ -46,7 +46,7 @@ class NpuBuffer:
     # where they say, and states grow as far as they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
     whole: bool = False  # what is written to it are whole tensors
-    grow: Callable[[NpuBuffer, int], None] | None = None  # makes it hold so many bytes
+    grow: Callable[..., None] | None = None  # grow(buffer, bytes, ahead=): room for so many
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,7 @@ class NpuBuffer:
         if self.grow is not None and offset + raw.nbytes > self.nbytes:
             self.grow(self, offset + raw.nbytes)
         self.integers.pop(offset, None)
-        if raw.dtype == np.int32 and raw.nbytes <= _KNOWN:
+        if raw.dtype == np.int32:
             self.integers[offset] = raw.reshape(-1).copy()
         if self.whole and raw.nbytes <= _KNOWN:
             self.npu.put(self.handle + offset, raw, self.region)
@@ -135,6 +135,8 @@ class NpuMemory:
     states: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     moved: int = 0  # how often a state was given other memory
     announced: int = 0  # bytes of weights in all
+    # gives memory back that is not needed now, and says whether there was any
+    spare: Callable[[], bool] = attrs.field(default=lambda: False)
 
     @heap.default
     def _heap(self) -> Heap:
@@ -188,26 +190,26 @@ class NpuMemory:
 
     def allocate(self, nbytes: int, usage: str) -> NpuBuffer:
         if usage != "state":
-            region = self._take(nbytes, 0, f"{usage} memory")
+            region = self.take(nbytes, 0, f"{usage} memory")
             return NpuBuffer(region, self.npu, whole=True)
         known = list(self.states.items())
         like = next((name for name, (size, _) in known if size == nbytes), "")
         ahead = sum(first + ALIGNMENT for _, (_, first) in known)
         _, first = self.states.pop(like, (0, nbytes))
         grow = partial(self._grow, nbytes)
-        return NpuBuffer(self._take(first, ahead, "state memory"), self.npu, grow=grow)
+        return NpuBuffer(self.take(first, ahead, "state memory"), self.npu, grow=grow)
 
     def _grow(self, most: int, buffer: NpuBuffer, nbytes: int, ahead: int = 0) -> None:
         """Other memory for a state, with what is in it: an eighth more than before at least."""
         size, old = max(nbytes, buffer.nbytes // 8 * 9), buffer.region
-        buffer.region = self._take(padded(min(size, most)), ahead, "state memory")
+        buffer.region = self.take(padded(min(size, most)), ahead, "state memory")
         self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
         self.moved += 1
 
     def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer | QuantisedBuffer:
         kept = self._kept(tensor)
         size, layout = self._room(tensor, kept)
-        region = self._take(padded(size), self._ahead(tensor), tensor.label)
+        region = self.take(padded(size), self._ahead(tensor), tensor.label)
         buffer = NpuBuffer(region, self.npu)
         try:
             self.uploads.send(buffer.handle, size, pieces(tensor, array, kept, layout))
@@ -231,19 +233,28 @@ class NpuMemory:
         left = known + sum(self.coming.values()) if known else self.heap.living // 8
         return min(left, max(_PIECE, self.announced // 6))
 
-    def _take(self, nbytes: int, ahead: int, what: str) -> Region:
+    def take(self, nbytes: int, ahead: int, what: str) -> Region:
+        """Some memory; what can be made again goes before there is none."""
+        try:
+            return self.heap.take(nbytes, ahead)
+        except OutOfMemoryError:
+            if not self.spare():
+                raise self._full(nbytes, what) from None
         try:
             return self.heap.take(nbytes, ahead)
         except OutOfMemoryError as error:
-            free, gaps = self.npu.memory()[0], self.heap.reserved - self.heap.living
-            later = sum(self.coming.values()) + sum(n for _, n in self.states.values())
-            msg = f"the NPU has no room for {nbytes} bytes ({what})"
-            expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
-            if later:
-                total = max(nbytes + later - free - gaps, nbytes - free)
-                expected += f", up to {total} with the weights and the context still to come"
-            do = "take a smaller --ctx, --ubatch or model"
-            raise OutOfMemoryError(msg, expected=expected, got=nbytes, do=do) from error
+            raise self._full(nbytes, what) from error
+
+    def _full(self, nbytes: int, what: str) -> OutOfMemoryError:
+        free, gaps = self.npu.memory()[0], self.heap.reserved - self.heap.living
+        later = sum(self.coming.values()) + sum(n for _, n in self.states.values())
+        msg = f"the NPU has no room for {nbytes} bytes ({what})"
+        expected = f"at most {free} bytes: {max(nbytes - free, 0)} are missing"
+        if later:
+            total = max(nbytes + later - free - gaps, nbytes - free)
+            expected += f", up to {total} with the weights and the context still to come"
+        do = "take a smaller --ctx, --ubatch or model, or --offload-layers"
+        return OutOfMemoryError(msg, expected=expected, got=nbytes, do=do)
 
 
 def dtype_of(chip: Chip, wanted: str) -> DType:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 from umbel.errors import CancelledError, OptionError, UmbelError
 from umbel.graph import Tensor
+from umbel.hookspecs import Kernel
 
 from umbel_cann import chips, smi
 from umbel_cann.acl.toolkit import Toolkit
+from umbel_cann.brought import Brought
 from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
 from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
+from umbel_cann.nodes import number_of
 from umbel_cann.probing import Tried, tried
 from umbel_cann.runtime import PROCESS, Npu
 
@@ -27,11 +30,19 @@ class Opened:
     chip: Chip
     memory: NpuMemory
     programs: Programs
+    brought: Brought
     _health: smi.Health
     _tried: Tried | None
 
     @classmethod
-    def new(cls, toolkit: Toolkit, index: int, dtype: str, timeout: float) -> Opened:
+    def new(
+        cls,
+        toolkit: Toolkit,
+        index: int,
+        dtype: str,
+        timeout: float,
+        kernels: Sequence[Kernel] = (),
+    ) -> Opened:
         npu = Npu(PROCESS.start(toolkit), index, timeout=timeout)
         try:
             found = tried(toolkit, index, npu.soc)
@@ -42,16 +53,17 @@ class Opened:
                 msg = f"a {kind.name} computes float16 alone"
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
-            programs = Programs(npu, kind, memory)
+            brought = Brought.new(kernels, npu.acl)
+            programs = Programs(npu, kind, memory, brought)
             npu.on_close += [programs.clear, memory.close]
-            health = smi.Health(toolkit.root, index)
-            return cls(npu, kind, memory, programs, health, found)
+            health = smi.Health(toolkit.root, number_of(index))
+            return cls(npu, kind, memory, programs, brought, health, found)
         except BaseException:
             npu.close()
             raise
 
     def unsupported(self, node: Tensor) -> str | None:
-        return unsupported(node, self.chip, self.npu.acl.missing)
+        return unsupported(node, self.chip, self.npu.acl.missing, self.brought)
 
     def sync(self) -> None:
         """Waits; raises what went wrong, or that somebody cancelled."""
@@ -67,12 +79,14 @@ class Opened:
         self.npu.close()
 
     def details(self) -> dict[str, object]:
+        brought = "; ".join(f"{one.operation} of {one.origin}" for one in self.brought.every)
         return {
             "soc": self.npu.soc,
             "cann": self.npu.acl.toolkit.version,
             "dtype": self.memory.dtype.name,
             "memory_shared": self.npu.shared,
             "operators": self._tried.told if self._tried else "assumed: not tried",
+            **({"kernels": brought} if brought else {}),
         }
 
     def status(self) -> Mapping[str, object]:

@@ -15,7 +15,8 @@ from umbel.graph import Tensor
 from umbel_cann.acl import Acl
 from umbel_cann.acl.prototypes import names
 from umbel_cann.capture import Recording, record
-from umbel_cann.heap import Heap, Region
+from umbel_cann.heap import Region
+from umbel_cann.memory import NpuMemory
 from umbel_cann.runtime import WITHIN, Npu
 from umbel_cann.states import Written
 from umbel_cann.views import Argument, Descriptors, View
@@ -34,6 +35,10 @@ class Launch(Protocol):
     def node(self) -> Tensor: ...
 
     @property
+    def by(self) -> str:
+        """Whose kernel it is of; empty: the plugin's own."""
+
+    @property
     def kept(self) -> Kept | None:
         """What runs it again, if it is but one foreign call."""
 
@@ -47,15 +52,23 @@ class Launch(Protocol):
 class Room:
     """Memory that launches share: their order in the stream keeps them apart."""
 
-    heap: Heap
+    memory: NpuMemory
     _region: Region | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._region.nbytes if self._region else 0
 
     def at_least(self, nbytes: int) -> Region:
         """Who keeps the region keeps its memory, also when others need more."""
         if self._region is None or self._region.nbytes < nbytes:
             self._region = None  # before there is a new one
-            self._region = self.heap.take(nbytes)
+            self._region = self.memory.take(nbytes, 0, "intermediate results")
         return self._region
+
+    def give_back(self) -> None:
+        """As far as nobody keeps it."""
+        self._region = None
 
 
 @attrs.define(eq=False)
@@ -69,6 +82,7 @@ class Call:
     operator: str
     arguments: tuple[Argument, ...]
     node: Tensor
+    by: str = attrs.field(default="", init=False)
     _second: Any = attrs.field(default=None, init=False)
     _size: int = attrs.field(default=0, init=False)  # of the workspace
     _executor: int = attrs.field(default=0, init=False)  # that is kept
@@ -133,6 +147,7 @@ class RowCopies:
     row: int  # bytes
     integers: Callable[[], np.ndarray | None]
     node: Tensor
+    by: str = ""
 
     @property
     def kept(self) -> None:
@@ -202,7 +217,7 @@ class Program:
             try:
                 launch.run(npu, room)
             except DeviceError as error:
-                _name(error, launch.node, npu)
+                _name(error, launch, npu)
                 raise
         kept = [launch.kept for launch in self.launches]
         self._kept = tuple(filter(None, kept)) if all(kept) else ()
@@ -220,7 +235,7 @@ class Program:
                 raise _cancelled()
             if code := second(place, size, executor, stream):
                 error = call.failed(npu, code)
-                _name(error, call.node, npu)
+                _name(error, call, npu)
                 raise error
 
     def _record(self, npu: Npu, room: Room) -> None:
@@ -233,7 +248,7 @@ class Program:
         try:
             recording.run(npu)
         except DeviceError as error:
-            _name(error, self.launches[0].node, npu)
+            _name(error, self.launches[0], npu)
             raise
 
     def forget_recording(self, npu: Npu) -> None:
@@ -254,5 +269,6 @@ def _cancelled() -> CancelledError:
     return CancelledError("the step was cancelled")
 
 
-def _name(error: DeviceError, node: Tensor, npu: Npu) -> None:
-    error.where = error.where or f"{node.label}, on cann:{npu.index}"
+def _name(error: DeviceError, launch: Launch, npu: Npu) -> None:
+    what = f"{launch.node.label}, {launch.by}" if launch.by else launch.node.label
+    error.where = error.where or f"{what}, on cann:{npu.index}"

@@ -12,11 +12,12 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from umbel.errors import DeviceError, UmbelError
+from umbel.errors import CancelledError, DeviceError, UmbelError
 
 from umbel_cann.acl import Acl, codes
 from umbel_cann.acl.toolkit import Toolkit
@@ -26,6 +27,8 @@ HUGE_FIRST = 0
 TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3  # kinds of copies
 THREAD_LEVEL = 0
 DDR, HBM = 0, 1
+SLICE = 0.5  # seconds of a wait, after which it is asked whether somebody has cancelled
+GRACE = 1.0  # and that a device then has to end what it is doing
 
 
 class Process:
@@ -125,6 +128,11 @@ class Npu:
             return
         self.busy = False
         if code := self._synchronised(self.stream):
+            if code == codes.SYNC_TIMEOUT and self.cancelled:
+                self.leave_stream()
+                self.acl.recent()
+                msg = f"{what} did not end what was cancelled, and was left behind"
+                raise CancelledError(msg)
             error = self._error(what, code)
             # it may still be at work, in memory that the next step writes
             if code == codes.SYNC_TIMEOUT or self._synchronised(self.stream):
@@ -139,15 +147,30 @@ class Npu:
             raise self._error(what, code)
 
     def _synchronised(self, stream: int) -> int:
-        if limited := self.acl.find("aclrtSynchronizeStreamWithTimeout"):
-            return int(limited(stream, int(self.timeout * 1000)))
-        return int(self.acl.function("aclrtSynchronizeStream")(stream))
+        """Waits in slices, so that whoever cancels is heard though the device hangs."""
+        limited = self.acl.find("aclrtSynchronizeStreamWithTimeout")
+        if not limited:
+            return int(self.acl.function("aclrtSynchronizeStream")(stream))
+        end = time.monotonic() + self.timeout
+        while True:
+            left = end - time.monotonic()
+            code = int(limited(stream, max(1, int(min(left, SLICE) * 1000))))
+            if code != codes.SYNC_TIMEOUT or left <= SLICE:
+                return code
+            if self.cancelled:
+                end = min(end, time.monotonic() + GRACE)
+            self._clear()
+            self.acl.recent()
 
     def _error(self, what: str, code: int) -> DeviceError:
         error = self.acl.error(f"waiting for {what}", code)
+        self._clear()
+        return error
+
+    def _clear(self) -> None:
+        """An error that is known is not the last one any more."""
         if clear := self.acl.find("aclrtGetLastError"):
             clear(THREAD_LEVEL)
-        return error
 
     def leave_stream(self) -> None:
         """What hangs is left behind: a new stream can go on."""

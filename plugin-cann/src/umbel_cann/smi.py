@@ -22,7 +22,7 @@ FRESH = 5  # seconds that its answer is good for: it takes a second of its own
 class Health:
     """What it says of one chip."""
 
-    toolkit: Path
+    toolkit: Path | None
     index: int
     _chips: list[dict[str, object]] = attrs.field(factory=list)
     _asked: float = float("-inf")
@@ -48,7 +48,7 @@ def run(toolkit: Path | None = None, limit: float = TIME) -> str:
 
 
 def parse(text: str) -> list[dict[str, object]]:
-    """Each chip with what is told of it: health, power_w, temperature_c, memory in MB, ..."""
+    """Each chip with what is told of it: health, power_w, temperature_c, memory in bytes."""
     rows = [_cells(line) for line in text.splitlines() if line.strip().startswith("|")]
     rows = [row for row in rows if len(row) > 1]
     heads = [i for i, row in enumerate(rows) if row[0].split()[:1] in (["NPU"], ["Chip"])]
@@ -80,8 +80,8 @@ _UNITS: Mapping[str, tuple[str, str]] = {
     "Power(W)": ("power_w", ""),
     "Temp(C)": ("temperature_c", ""),
     "AICore(%)": ("utilisation_percent", ""),
-    "Memory-Usage(MB)": ("memory_used_mb", "memory_total_mb"),
-    "HBM-Usage(MB)": ("hbm_used_mb", "hbm_total_mb"),
+    "Memory-Usage(MB)": ("memory_ddr_used", "memory_ddr_total"),
+    "HBM-Usage(MB)": ("memory_hbm_used", "memory_hbm_total"),
     "Hugepages-Usage(page)": ("hugepages_used", "hugepages_total"),
     "NPU": ("npu", ""),
     "Chip": ("chip", ""),
@@ -98,4 +98,7 @@ def _value(name: str, text: str) -> Iterator[tuple[str, object]]:
     for key, part in zip((first, second), parts, strict=False):
         if key and part not in ("NA", "-", ""):
             number = re.fullmatch(r"-?\d+(\.\d+)?", part)
-            yield key, part if not number else float(part) if number[1] else int(part)
+            value = part if not number else float(part) if number[1] else int(part)
+            if key.startswith("memory") and isinstance(value, int):
+                value <<= 20
+            yield key, value

@@ -16,7 +16,7 @@ from umbel.hookspecs import Slot
 
 from umbel_cann.memory import BLOCK, NpuBuffer
 
-_IDS = {"set_rows": 2, "kv_attention": 5}  # which input says where rows go
+IDS = {"set_rows": 2, "kv_attention": 5}  # which input says where rows go
 _PIECE = 64 << 20  # bytes that are taken at once, at most
 
 
@@ -50,10 +50,10 @@ def written(nodes: Iterable[Tensor], slots: Mapping[Tensor, Slot]) -> tuple[Writ
     found: dict[Tensor, dict[Tensor, NpuBuffer]] = {}
     for node in nodes:
         assert node.op is not None
-        if node.op.name in _IDS:
-            ids = node.inputs[_IDS[node.op.name]].storage
+        if node.op.name in IDS:
+            ids = node.inputs[IDS[node.op.name]].storage
             changed = (node.inputs[i].storage for i in node.op.mutates)
-            found.setdefault(ids, {}).update((s, slots[s].buffer) for s in changed)
+            found.setdefault(ids, {}).update((s, _buffer(slots[s])) for s in changed)
     return tuple(Written(integers(ids, slots), states) for ids, states in found.items())
 
 
@@ -62,8 +62,13 @@ def integers(ids: Tensor, slots: Mapping[Tensor, Slot]) -> Callable[[], np.ndarr
     slot = slots[ids]
     if ids.role is not Role.INPUT:
         return lambda: None
-    buffer: NpuBuffer = slot.buffer
+    buffer = _buffer(slot)
     return lambda: buffer.integers.get(slot.offset)
+
+
+def _buffer(slot: Slot) -> NpuBuffer:
+    assert isinstance(slot.buffer, NpuBuffer)
+    return slot.buffer
 
 
 def row_bytes(state: Tensor) -> int:

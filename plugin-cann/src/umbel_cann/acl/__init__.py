@@ -8,13 +8,13 @@ missing is a reason, never a crash.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from umbel.errors import DeviceError, OutOfMemoryError
+from umbel.errors import DeviceError, OutOfMemoryError, PluginError
 
 from umbel_cann.acl import codes
-from umbel_cann.acl.prototypes import OPERATORS, names, prototype
+from umbel_cann.acl.prototypes import OPERATORS, names, operator_of, prototype
 from umbel_cann.acl.toolkit import Toolkit
 
 LIBRARIES = (
@@ -35,6 +35,8 @@ class Acl:
     def __init__(self, toolkit: Toolkit) -> None:
         self.toolkit = toolkit
         self.lacking: dict[str, str] = {}  # libraries that cannot be had, and why
+        self.operators = dict(OPERATORS)  # and their arguments
+        self._homes: dict[str, str | None] = {}  # libraries of operators that others know
         self._functions: dict[str, Any] = {}
         self._libraries: list[Any] | None = None
 
@@ -64,22 +66,50 @@ class Acl:
                     self._libraries.append(loaded)
         return self._libraries
 
+    def bring(self, operators: Mapping[str, str], library: str | None) -> None:
+        """Operators that others know, and where they are looked for first; those that the
+        plugin knows are CANN's. `PluginError` where somebody says otherwise."""
+        for name, letters in operators.items():
+            if (known := self.operators.setdefault(name, letters)) != letters:
+                msg = f"aclnn{name} is known with other arguments"
+                raise PluginError(msg, expected=known, got=letters)
+            if name not in OPERATORS and self._homes.setdefault(name, library) != library:
+                msg = f"aclnn{name} is known from another library"
+                raise PluginError(msg, expected=self._homes[name], got=library)
+
+    def _home(self, name: str) -> list[Any]:
+        """The library that was brought with a function."""
+        home = self._homes.get(operator_of(name))
+        if home is None or home in self.lacking:
+            return []
+        path = home if "/" in home else self.toolkit.library(home)
+        try:
+            if path is not None:
+                return [ctypes.CDLL(str(path))]
+            self.lacking[home] = "it is neither there nor in LD_LIBRARY_PATH"
+        except OSError as error:
+            self.lacking[home] = " ".join(str(error).split())
+        return []
+
     def find(self, name: str) -> Any:
         """The function of that name with its prototype, or None."""
         if name not in self._functions:
             self._functions[name] = None
-            for library in self._load():
+            for library in (*self._home(name), *self._load()):
                 if (function := getattr(library, name, None)) is not None:
-                    function.restype, function.argtypes = prototype(name)
+                    function.restype, function.argtypes = prototype(name, self.operators)
                     self._functions[name] = function
                     break
         return self._functions[name]
 
     def missing(self, operator: str) -> str | None:
         """Why an operator cannot be called, if it cannot."""
-        if operator not in OPERATORS:
+        if operator not in self.operators:
             return f"the plugin does not know aclnn{operator}"
         if any(self.find(name) is None for name in names(operator)):
+            if (home := self._homes.get(operator)) is not None:
+                why = self.lacking.get(home, "it is not in there")
+                return f"aclnn{operator} of {home}: {why}"
             return f"aclnn{operator} is not in this version of CANN"
         return None
 

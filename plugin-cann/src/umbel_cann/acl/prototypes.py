@@ -152,12 +152,17 @@ def names(operator: str) -> tuple[str, str]:
     return f"aclnn{operator}GetWorkspaceSize", f"aclnn{operator}"
 
 
-def prototype(name: str) -> tuple[Any, list[Any]]:
+def operator_of(name: str) -> str:
+    """Whose phase a function is."""
+    return name.removeprefix("aclnn").removesuffix("GetWorkspaceSize")
+
+
+def prototype(name: str, operators: Mapping[str, str] = OPERATORS) -> tuple[Any, list[Any]]:
     """What a function gives and takes, for ctypes."""
     if name in FUNCTIONS:
         result, letters = RESULTS.get(name, "i"), FUNCTIONS[name]
     else:
-        operator = name.removeprefix("aclnn").removesuffix("GetWorkspaceSize")
+        operator = operator_of(name)
         first = name == names(operator)[0]
-        result, letters = "i", OPERATORS[operator] + FIRST if first else SECOND
+        result, letters = "i", operators[operator] + FIRST if first else SECOND
     return KINDS[result], [KINDS[letter] for letter in letters]

@@ -56,7 +56,8 @@ class Toolkit:
         except OSError as error:
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt")))
             msg = f"the simulator knows no chip {self.chip!r}"
-            raise DeviceError(msg, where=SIMULATOR, expected=known) from error
+            do = f"set {SIMULATOR} to one of them, or unset it"
+            raise DeviceError(msg, where=SIMULATOR, expected=known, do=do) from error
         found = re.search(r"^devices (\d+)", text, re.MULTILINE)
         return int(found[1]) if found else 1
 

@@ -21,6 +21,7 @@ from umbel.errors import DeviceError
 from umbel_cann.acl import LIBRARIES
 from umbel_cann.acl.toolkit import Toolkit
 from umbel_cann.probing import parent
+from umbel_cann.probing.cases import probes
 from umbel_cann.probing.parent import Verdicts
 
 log = logging.getLogger("umbel")
@@ -130,6 +131,8 @@ def _load(path: Path) -> Tried | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     texts = isinstance(soc, str) and isinstance(cann, str)
-    if not texts or not reasons or not all(isinstance(r, str | None) for r in reasons):
+    if not texts or not all(isinstance(r, str | None) for r in reasons):
+        return None
+    if set(verdicts) != {probe.name for probe in probes()}:
         return None
     return Tried(soc, cann, verdicts)

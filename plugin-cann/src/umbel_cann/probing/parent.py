@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ START = 120.0  # seconds for libraries and device: the first time takes long
 PATIENCE = 10.0  # and before the process counts as stuck
 END = 30.0  # seconds in which it gives them back
 VAIN = 3  # children in which nothing works: then nothing will
+
+_FAULT = re.compile(r"\(507\d{3}\)")  # a code of the device, not of an operator
 
 Verdicts = dict[str, "str | None"]  # by the probe's name: None, or why it does not work
 
@@ -48,6 +51,10 @@ class Tries:
     @property
     def done(self) -> bool:
         return bool(self.names) and len(self.verdicts) == len(self.names)
+
+    def finish(self) -> None:
+        while not self.done:
+            self.go_on()
 
     def go_on(self) -> None:
         """Another child; at least one verdict more."""
@@ -99,10 +106,16 @@ class Tries:
 
 
 def run(toolkit: Toolkit, index: int, *, limit: float = LIMIT) -> Tries:
-    """Tries all; a `DeviceError` where that cannot be done."""
+    """Tries all; a `DeviceError` where that cannot be done.
+
+    A fault of the device says little of an operator: what met one is tried once more.
+    """
     tries = Tries(toolkit, index, limit)
-    while not tries.done:
-        tries.go_on()
+    tries.finish()
+    for name, why in list(tries.verdicts.items()):
+        if why and _FAULT.search(why):
+            del tries.verdicts[name]
+    tries.finish()
     return tries
 
 
