@@ -312,8 +312,8 @@ def test_an_operator_of_its_own(run: Run, tmp_path: Path, chip: str, square: Pat
 
 @pytest.mark.parametrize("chip", ["310P", "910B"])
 def test_a_new_operation(run: Run, chip: str) -> None:
-    """That of the example, by the kernel that it brings; a 310B has no Relu."""
-    said = conformance(run, chip, "ssm_conv", "relu_sqr")
+    """That of the example, by a kernel that another brings; a 310B has no Relu."""
+    said = conformance(run, chip, "relu_sqr", "relu_sqr")
     assert "skipped" not in said
     assert "decomposed" not in said
 

@@ -330,9 +330,9 @@ def test_a_fault_and_on(run: Run, fault: str, told: str) -> None:
     ("chip", "when", "stride", "least"),
     [
         ("910B", "replay", 1, 12),  # of recordings
-        ("310B", "replay", 3, 400),
-        ("310P", "replay", 3, 300),
-        ("910B", "second", 5, 150),
+        ("310B", "replay", 11, 400),
+        ("310P", "replay", 11, 300),
+        ("910B", "second", 9, 150),
         *((chip, "first", 59, 1500) for chip in CHIPS),
     ],
 )

@@ -49,6 +49,13 @@ def square(to: Launches, node: Tensor) -> None:
     used("sqr")
 
 
+def relu_sqr(to: Launches, node: Tensor) -> None:
+    x = to.dense(to.view(node.inputs[0]))
+    positive = to.temporary(x.shape, x.type)
+    to.emit("Relu", x, positive)
+    to.emit("Mul", positive, positive, to.view(node))
+
+
 def crooked(to: Launches, node: Tensor) -> None:
     """The operator refuses what it is given, when it runs."""
     x = to.dense(to.view(node.inputs[0]))
@@ -75,6 +82,7 @@ def all_kernels() -> dict[str, Kernel]:
     return {
         "ssm_conv": Kernel("ssm_conv", any_node, NpuKernel(ssm_conv)),
         "square": Kernel("sqr", any_node, own(os.environ.get("LIBRARY", ""))),
+        "relu_sqr": Kernel("relu_sqr", any_node, NpuKernel(relu_sqr)),
         "crooked": Kernel("swiglu", any_node, NpuKernel(crooked)),
         "broken": Kernel("swiglu", any_node, NpuKernel(broken)),
         "choosy": Kernel("swiglu", any_node, NpuKernel(choosy)),

@@ -38,7 +38,7 @@ def test_composites_are_compared_as_they_are_claimed(umbel, model, odd, wrong):
 def test_rows_that_are_cut_over_devices(umbel, model, odd, monkeypatch, wrong):
     """Each multiplies its own share of a weight."""
     monkeypatch.setattr("umbel.plan.emit.LEAST", 1)
-    words = model("llama", "q8_0"), "--device", "odd:0,odd:1", "-p", 3
+    words = model("llama", "q8_0"), "--device", "odd:0,odd:1", "--split", "row", "-p", 3
     assert umbel(*words).code == 0
     odd.spoil = lambda node, slots: (
         "[32:64]" in node.inputs[0].name and wrong("mul_mat", 2)(node, slots)

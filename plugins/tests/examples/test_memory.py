@@ -97,7 +97,8 @@ def test_float16_and_copies(found, toy, planned):
 
 
 @pytest.mark.parametrize(
-    ("size", "ctx", "what"), [(150_000, 8, "weight"), (1 << 24, 2000, "context")]
+    ("size", "ctx", "what"),
+    [(150_000, 8, "the model does not fit"), (1 << 24, 2000, "context")],
 )
 def test_no_room(file, free, size, ctx, what):
     """A typed error while loading; what was taken by then is given back."""
@@ -114,7 +115,8 @@ def test_no_room_beside_another(found, load, file, memory):
     left = found.backends["toy"].status(found.find("toy"))["memory_free"]
     with pytest.raises(OutOfMemoryError, match="the context does not fit") as caught:
         umbel.load(file("llama", context_length=1 << 20), "toy", ctx=1000, parallel=65)
-    assert caught.value.expected == f"at most {left} bytes"
+    missing = caught.value.got - left
+    assert caught.value.expected == f"at most {left} bytes: {missing} are missing"
     assert caught.value.got < memory
 
 
