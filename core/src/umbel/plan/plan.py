@@ -213,7 +213,8 @@ def _check_room(splits: Sequence[Split], weights: Weights) -> None:
     for target in {s.target for s in splits if not s.target.buffer_type.is_host}:
         read = dict.fromkeys(t for s in splits if s.target is target for t in s.inputs)
         new = [t for t in read if t.role is Role.WEIGHT and not weights.has(t, target)]
-        room.check(target, new)
+        if new:  # what is free may take a device a second to tell, and plans are made in use
+            room.check(target, new)
 
 
 @attrs.frozen(eq=False)
