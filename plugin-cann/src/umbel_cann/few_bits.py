@@ -7,11 +7,11 @@ from collections.abc import Callable
 import attrs
 from umbel.graph import Tensor
 
+from umbel_cann.chips import QUANTISED
 from umbel_cann.lowering import Lowering
 from umbel_cann.quantised import GROUP, MOST, Layout, form
 from umbel_cann.views import FLOAT16, INT4, INT8, ONE, Unsupported, View, contiguous, type_of
 
-WEIGHT_QUANT = "WeightQuantBatchMatmulV2"
 Gather = Callable[[Lowering, View, View, View], None]  # a table, which rows, and to where
 
 
@@ -70,7 +70,7 @@ def product(to: Lowering, node: Tensor) -> None:
             for part in (parts.numbers, parts.scales, parts.offsets)
         )
         factors = rows, numbers, scales, offsets, None, None, None
-        to.emit(WEIGHT_QUANT, *factors, group, into)
+        to.emit(QUANTISED, *factors, group, into)
         if into is not some:
             to.emit("InplaceCopy", some, into)
     to.finish(node, made)

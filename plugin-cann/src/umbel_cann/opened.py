@@ -15,7 +15,6 @@ from umbel_cann.acl.toolkit import Toolkit
 from umbel_cann.brought import Brought
 from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
-from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
 from umbel_cann.nodes import number_of
 from umbel_cann.probing import Tried, tried
@@ -47,7 +46,7 @@ class Opened:
         try:
             found = tried(toolkit, index, npu.soc)
             kind = chips.tried(npu.soc, found.verdicts) if found else chips.chip(npu.soc)
-            if npu.acl.missing(WEIGHT_QUANT) is not None:
+            if npu.acl.missing(chips.QUANTISED) is not None:
                 kind = attrs.evolve(kind, weight_quant=())
             if dtype == "f32" and not kind.float32:
                 msg = f"a {kind.name} computes float16 alone"

@@ -22,6 +22,7 @@ from umbel_cann.elementwise import exp_of, softplus_of
 from umbel_cann.lowering import Lowering
 from umbel_cann.rows import gather, sum_of
 from umbel_cann.views import (
+    DOWN,
     FLOAT,
     FLOAT16,
     KEEP,
@@ -34,7 +35,6 @@ from umbel_cann.views import (
     type_of,
 )
 
-DOWN = 1  # cubeMathType: float32 may be computed in float16
 _VALUES = 1 << 22  # of the states of several tokens that are in memory at once
 _CHUNK = 64  # tokens that are computed as products
 _FEW = 8  # tokens for which doubling takes fewer launches

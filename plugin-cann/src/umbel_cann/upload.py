@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 
 import attrs
@@ -21,6 +19,7 @@ from umbel.errors import DeviceError, UmbelError
 from umbel.gguf.types import DType, dequantise
 from umbel.graph import Tensor
 from umbel.host import cpus
+from umbel.host.order import in_order
 
 from umbel_cann.packing import packed
 from umbel_cann.quantised import Layout
@@ -54,7 +53,7 @@ def pieces(
     threads = min(cpus(), _THREADS, len(jobs))
     if threads < 2 or (dtype is kept and layout is None):
         return (job() for job in jobs)
-    return _in_order(jobs, threads)
+    return in_order(jobs, threads, ahead=threads)
 
 
 def _plain(raw: np.ndarray, dtype: DType, kept: DType) -> np.ndarray:
@@ -69,24 +68,6 @@ def _plain(raw: np.ndarray, dtype: DType, kept: DType) -> np.ndarray:
         msg, most = f"a value is too large for {kept}", np.abs(values[lost]).max()
         raise DeviceError(msg, got=float(most), do="choose another device")
     return made
-
-
-def _in_order(
-    jobs: Iterable[Callable[[], Parts]], threads: int
-) -> Generator[Parts, None, None]:
-    """What the jobs give, in their order; few are done ahead of what is taken."""
-    waiting: deque[Future[Parts]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for job in jobs:
-                waiting.append(pool.submit(job))
-                if len(waiting) > threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 @attrs.define(eq=False)

@@ -21,7 +21,7 @@ BOOL = 12  # of masks, in scratch memory
 BYTES = {FLOAT: 4, FLOAT16: 2, INT8: 1, INT32: 4, INT64: 8, BOOL: 1}
 ND = 2  # aclFormat: no layout but the strides
 NCL = 47  # images, channels, length: what a convolution of one axis asks for
-KEEP = 0  # cubeMathType: compute in the dtype of the operands
+KEEP, DOWN = 0, 1  # cubeMathType: compute as the operands are; float32 in float16
 
 Ints: TypeAlias = tuple[int, ...]
 

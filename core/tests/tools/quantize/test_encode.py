@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from umbel.errors import ModelFormatError, OptionError, UnsupportedModelError
 from umbel.gguf.types import BY_NAME
+from umbel.host.order import in_order
 from umbel.tools.quantize import encode, quantise
 from umbel.tools.quantize.mixtures import MIXTURES
 
@@ -72,7 +73,7 @@ def test_pieces_keep_their_order():
         return i
 
     done = []
-    for i in encode.in_order(((lambda i=i: job(i)) for i in range(20)), 2):
+    for i in in_order(((lambda i=i: job(i)) for i in range(20)), 2, 4):
         done.append(i)
         assert len(started) <= len(done) + 5
     assert done == list(range(20))
@@ -82,7 +83,7 @@ def test_pieces_end_early():
     """When nobody wants the rest, it is not made, and the threads end."""
     made: list[int] = []
     before = threading.active_count()
-    pieces = encode.in_order(((lambda i=i: made.append(i)) for i in range(1000)), 2)
+    pieces = in_order(((lambda i=i: made.append(i)) for i in range(1000)), 2, 4)
 
     next(pieces)
     pieces.close()

@@ -10,9 +10,8 @@ import numpy as np
 
 from umbel_cann.chips import NARROW
 from umbel_cann.probing.probe import Data, Probe, Step, Views
-from umbel_cann.views import FLOAT, FLOAT16, ONE, Numbers, Scalar
+from umbel_cann.views import FLOAT, FLOAT16, KEEP, ONE, Numbers, Scalar
 
-KEEP, DOWN = 0, 1  # cubeMathType: as the operands, or float16 inside
 LAST = Numbers((1,))
 EPS = 1e-5
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from umbel_cann.chips import ALIAS, CAPTURE, EXACT, LONG, MIXED, WEIGHTS
-from umbel_cann.probing.maker import DOWN, KEEP, Maker, wide
+from umbel_cann.chips import ALIAS, CAPTURE, EXACT, LONG, MIXED, QUANTISED, WEIGHTS
+from umbel_cann.probing.maker import Maker, wide
 from umbel_cann.probing.probe import Data, Probe, Views
-from umbel_cann.views import NCL, ONE, Numbers
+from umbel_cann.views import DOWN, KEEP, NCL, ONE, Numbers
 
 
 def convolution(of: Maker) -> Iterator[Probe]:
@@ -27,7 +27,7 @@ def convolution(of: Maker) -> Iterator[Probe]:
 def quantised(of: Maker) -> Iterator[Probe]:
     """Products with weights of 8 or 4 bits, in groups of 32 along a row, turned as weights are;
     with an offset for each group, and without."""
-    operator, x, shape = "WeightQuantBatchMatmulV2", of.x, (32, 64)
+    x, shape = of.x, (32, 64)
     rng = np.random.default_rng(1)
     for name, most in zip(WEIGHTS, (128, 8), strict=True):
         w = rng.integers(-most, most, shape).astype(np.int8)
@@ -39,7 +39,7 @@ def quantised(of: Maker) -> Iterator[Probe]:
             weight = Data(w.T, int4=name == "int4")
             offsets = None if added is None else added.T
             step = (x, weight, scale.T, offsets, None, None, None, 32, y)
-            yield of.probe(operator, step, variant=f"{name} {more}".strip())
+            yield of.probe(QUANTISED, step, variant=f"{name} {more}".strip())
 
 
 def attention(of: Maker) -> Iterator[Probe]:

@@ -12,17 +12,29 @@ import attrs
 import numpy as np
 from umbel.errors import DeviceError, OutOfMemoryError
 
+from umbel_cann import heap
 from umbel_cann.acl import codes
 from umbel_cann.acl.prototypes import names
-from umbel_cann.heap import ALIGNMENT, padded
 from umbel_cann.probing.probe import Data, Probe, Step, Views
 from umbel_cann.runtime import TO_DEVICE, TO_HOST, Npu
-from umbel_cann.views import Argument, Descriptors, View, contiguous
+from umbel_cann.views import (
+    BOOL,
+    FLOAT,
+    FLOAT16,
+    INT4,
+    INT8,
+    INT32,
+    INT64,
+    Argument,
+    Descriptors,
+    View,
+    contiguous,
+)
 from umbel_cann.views import Views as Members
 
 SIZE = 2 << 20  # bytes of device memory that the tensors of a probe may take
-INT4 = 29  # aclDataType
-NUMBERS = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "int64": 9, "bool": 12}
+NUMBERS = {"float32": FLOAT, "float16": FLOAT16, "int8": INT8, "int32": INT32}
+NUMBERS |= {"int64": INT64, "bool": BOOL}
 WITHIN = {"f16": 1e-2, "f32": 1e-3}
 THREAD_LOCAL = 1  # mode of a capture
 
@@ -186,7 +198,7 @@ class Trial:
         if data.before is None:
             raw = np.full_like(raw, 0xFF)
         address = self._base + self._used
-        self._used += -(-padded(raw.nbytes) // ALIGNMENT) * ALIGNMENT
+        self._used += heap.placed(raw.nbytes)
         assert self._used <= SIZE
         self.npu.copy(address, raw.ctypes.data, raw.nbytes, TO_DEVICE)
         number = INT4 if data.int4 else NUMBERS[plain.dtype.name]

@@ -21,6 +21,7 @@ from umbel.errors import OptionError, UnsupportedModelError
 from umbel.gguf import GGUFFile, part_names
 from umbel.gguf.types import DType
 from umbel.host import cpus
+from umbel.host.order import in_order
 from umbel.state.store import write_atomically
 from umbel.tools.gguf_file import check_place, check_room
 from umbel.tools.quantize import encode, mixtures, output
@@ -69,7 +70,7 @@ def quantise(
         def write(out: IO[bytes]) -> None:
             out.write(head)
             work = encode.jobs(file, choices, encoded)
-            with closing(encode.in_order(work, threads)) as pieces:
+            with closing(in_order(work, threads, 2 * threads)) as pieces:
                 for piece in pieces:
                     out.write(piece)
                     progress(out.tell(), total)

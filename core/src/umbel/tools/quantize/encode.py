@@ -6,9 +6,7 @@ once: memory does not grow with the model.
 """
 
 import importlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -64,22 +62,6 @@ def jobs(
             for start in range(0, len(rows), step):
                 yield partial(_convert, file, choice, rows[start : start + step], encode)
         yield partial(padding, size(choice), file.alignment)
-
-
-def in_order(jobs: Iterable[Job], threads: int) -> Generator[Any, None, None]:
-    """What the jobs give, in their order; so many run at once."""
-    waiting: deque[Future[Any]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for job in jobs:
-                waiting.append(pool.submit(job))
-                if len(waiting) > 2 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _convert(
