@@ -13,6 +13,7 @@ from umbel_cann import chips, smi
 from umbel_cann.acl.toolkit import Toolkit
 from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
+from umbel_cann.debug import Debug
 from umbel_cann.few_bits import WEIGHT_QUANT
 from umbel_cann.memory import NpuMemory, dtype_of
 from umbel_cann.probing import Tried, tried
@@ -31,7 +32,11 @@ class Opened:
     _tried: Tried | None
 
     @classmethod
-    def new(cls, toolkit: Toolkit, index: int, dtype: str, timeout: float) -> Opened:
+    def new(
+        cls, toolkit: Toolkit, index: int, dtype: str, timeout: float, debug: str = "off"
+    ) -> Opened:
+        wanted = Debug.of(debug)
+        wanted.prepare()
         npu = Npu(PROCESS.start(toolkit), index, timeout=timeout)
         try:
             found = tried(toolkit, index, npu.soc)
@@ -42,7 +47,7 @@ class Opened:
                 msg = f"a {kind.name} computes float16 alone"
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
-            programs = Programs(npu, kind, memory)
+            programs = Programs(npu, kind, memory, wanted)
             npu.on_close += [programs.clear, memory.close]
             health = smi.Health(toolkit.root, index)
             return cls(npu, kind, memory, programs, health, found)
@@ -80,6 +85,7 @@ class Opened:
         heap = self.memory.heap
         reserved, used = heap.reserved, heap.living
         found: dict[str, object] = {**self.details(), **self._health.told()}
+        found |= smi.driver_memory(self.npu.index)
         with contextlib.suppress(UmbelError):
             free, total = self.npu.memory()
             found |= {"memory_total": total, "memory_free": free + reserved - used}
