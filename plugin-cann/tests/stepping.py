@@ -25,10 +25,12 @@ from umbel_cann.runtime import PROCESS
 from umbel_kit.conformance.inputs import random_blocks
 
 
-def open_model(path: str | Path, dtype: str = "auto", **settings: Any) -> Runner:
+def open_model(
+    path: str | Path, dtype: str = "auto", debug: str = "off", **settings: Any
+) -> Runner:
     file = gguf.open(path)  # the process is short: it stays open
     found = architecture(file.get("general.architecture", str))
-    options = {"cann": {"dtype": dtype, "timeout": "20"}}
+    options = {"cann": {"dtype": dtype, "timeout": "20", "debug": debug}}
     given = Settings(**{"ctx": 64, "parallel": 4} | settings)
     chosen = targets("cann:0", options, None, False)
     return Runner(ModelDefinition(file, found, OPS), chosen, given)

@@ -207,3 +207,13 @@ def test_visible_chips(
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", value)
     found = visible(nodes(tmp_path))
     assert " ".join(path.name.removeprefix("davinci") for path in found) == names
+
+
+def test_memory_as_the_driver_tells_it(tmp_path: Path) -> None:
+    """Of the chip that is asked for; where there is no such file, nothing."""
+    (tmp_path / "ascendmm1").mkdir()
+    (tmp_path / "ascendmm1/mem_info").write_text("Total: 3683647488\nused = 12345\nfree 99\n")
+    told = {"total": 3683647488, "used": 12345, "free": 99}
+    expected = {f"driver_memory_{name}": n for name, n in told.items()}
+    assert smi.driver_memory(1, tmp_path) == expected
+    assert smi.driver_memory(0, tmp_path) == {}

@@ -10,11 +10,14 @@ from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGr
 
 from umbel_cann import smi
 from umbel_cann.acl.toolkit import required, toolkit
+from umbel_cann.debug import modes
 from umbel_cann.nodes import nodes, number_of, visible
 from umbel_cann.opened import Opened
 
 UMBEL_API = 1
 PRIORITY = 200
+
+_DEBUG = "sync, log or dump, or some of them with commas: what is looked at, launch by launch"
 
 _open: dict[str, Opened] = {}
 
@@ -46,6 +49,7 @@ def options() -> Sequence[Option]:
     kinds = ("auto", "f16", "f32")
     return [
         Option("dtype", "what values are computed in", "auto", choices=kinds),
+        Option("debug", _DEBUG, "off", modes),
         Option("timeout", "seconds that a step may take", 600.0, _seconds),
     ]
 
@@ -53,7 +57,7 @@ def options() -> Sequence[Option]:
 @hookimpl
 def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) -> DeviceInfo:
     found = required(device.name)
-    how = options["dtype"], options["timeout"]
+    how = options["dtype"], options["timeout"], options["debug"]
     opened = Opened.new(found, device.index, *how, kernels)
     _open[device.name] = opened
     free, total = opened.npu.memory()

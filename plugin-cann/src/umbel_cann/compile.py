@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Hashable, Mapping
 
 import attrs
@@ -11,9 +12,11 @@ from umbel.errors import OutOfMemoryError
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
+from umbel_cann.blame import Blame, Launched
 from umbel_cann.brought import Brought
 from umbel_cann.capture import MOST
 from umbel_cann.chips import Chip
+from umbel_cann.debug import Debug
 from umbel_cann.divided import SCALE_FREE, carried
 from umbel_cann.fusion import Reads, pairs, rounded, steps
 from umbel_cann.heap import Region, padded
@@ -95,6 +98,7 @@ class Programs:
     chip: Chip
     memory: NpuMemory
     brought: Brought = _NONE
+    debug: Debug = attrs.field(factory=Debug)
     made: dict[int, Program] = attrs.field(factory=dict, init=False)
     _current: Program | None = attrs.field(default=None, init=False)  # that runs, or ran last
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
@@ -104,6 +108,7 @@ class Programs:
     def __attrs_post_init__(self) -> None:
         self.scratch, self.workspace = Room(self.memory), Room(self.memory)
         self.memory.spare = self._spare
+        self.npu.on_fault = Blame(self.npu, self.workspace)
 
     def run(self, graph: SplitGraph) -> None:
         program = self._current = self.made.get(graph.uid)
@@ -122,7 +127,12 @@ class Programs:
         if record:
             self._make_room_to_record()
         self.npu.flush()
+        if self.debug:
+            self.debug.run(program, self.npu, self.workspace)
+            return
+        since = time.monotonic()
         program.run(self.npu, self.workspace, record)
+        self.npu.launched.append(Launched(program, graph, since))
 
     def _make_room_to_record(self) -> None:
         """The recordings that were not used for longest go."""
@@ -170,7 +180,9 @@ class Programs:
             to = made(Scratch(region.address, to.scratch.peak))
         knows = any(t.role is Role.STATE for t in graph.slots)
         moved = self.memory.moved if knows else None
-        return Program(tuple(to.launches), region, states, moved)
+        program = Program(tuple(to.launches), region, states, moved)
+        self.debug.show(program, graph, to.scratch)
+        return program
 
     def _constant(self, key: Hashable, values: np.ndarray) -> int:
         """Where these values are; written there when they are asked for first."""

@@ -15,6 +15,7 @@ from umbel_cann.acl.toolkit import Toolkit
 from umbel_cann.brought import Brought
 from umbel_cann.chips import Chip
 from umbel_cann.compile import Programs, unsupported
+from umbel_cann.debug import Debug
 from umbel_cann.memory import NpuMemory, dtype_of
 from umbel_cann.nodes import number_of
 from umbel_cann.probing import Tried, tried
@@ -40,8 +41,11 @@ class Opened:
         index: int,
         dtype: str,
         timeout: float,
+        debug: str = "off",
         kernels: Sequence[Kernel] = (),
     ) -> Opened:
+        wanted = Debug.of(debug)
+        wanted.prepare()
         npu = Npu(PROCESS.start(toolkit), index, timeout=timeout)
         try:
             found = tried(toolkit, index, npu.soc)
@@ -53,7 +57,7 @@ class Opened:
                 raise OptionError(msg, where="cann.dtype", expected="auto or f16", got=dtype)
             memory = NpuMemory(npu, kind, dtype_of(kind, dtype))
             brought = Brought.new(kernels, npu.acl)
-            programs = Programs(npu, kind, memory, brought)
+            programs = Programs(npu, kind, memory, brought, wanted)
             npu.on_close += [programs.clear, memory.close]
             health = smi.Health(toolkit.root, number_of(index))
             return cls(npu, kind, memory, programs, brought, health, found)
@@ -93,6 +97,7 @@ class Opened:
         heap = self.memory.heap
         reserved, used = heap.reserved, heap.living
         found: dict[str, object] = {**self.details(), **self._health.told()}
+        found |= smi.driver_memory(number_of(self.npu.index))
         with contextlib.suppress(UmbelError):
             free, total = self.npu.memory()
             found |= {"memory_total": total, "memory_free": free + reserved - used}

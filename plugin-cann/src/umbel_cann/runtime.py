@@ -13,8 +13,9 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from umbel.errors import CancelledError, DeviceError, UmbelError
@@ -97,8 +98,12 @@ class Npu:
         self.busy = False  # something was launched since the last wait
         self.cancelled = False
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
+        self.launched: list[Any] = []  # since the last wait
+        # says more of the error of a wait, by its code and what was launched
+        self.on_fault: Callable[[DeviceError, int, list[Any]], None] = lambda *_: None
         self.context = self.stream = 0
         self._puts: list[tuple[int, np.ndarray, object]] = []  # what goes to the device next
+        self.sent: Mapping[int, np.ndarray] = {}  # what went there before all that was launched
         self._peers: dict[int, bool] = {}
         acl.call("aclrtSetDevice", index)
         PROCESS.here.npu = PROCESS.npus[index] = self
@@ -127,6 +132,7 @@ class Npu:
         if not self.busy:
             return
         self.busy = False
+        launched, self.launched = self.launched, []
         if code := self._synchronised(self.stream):
             if code == codes.SYNC_TIMEOUT and self.cancelled:
                 self.leave_stream()
@@ -138,7 +144,10 @@ class Npu:
             if code == codes.SYNC_TIMEOUT or self._synchronised(self.stream):
                 self.leave_stream()
             self.acl.recent()
+            self.on_fault(error, code, launched)
             raise error
+        if launched:
+            self.sent = {}
 
     def settle(self, stream: int, what: str) -> None:
         """Waits for another stream; raises what went wrong in it."""
@@ -221,12 +230,18 @@ class Npu:
         them. `memory` is kept until then."""
         self._puts.append((to, data.copy(), memory))
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something that was put, and did not go there yet."""
+        return bool(self._puts)
+
     def flush(self) -> None:
         """Copies what was put, neighbours at once: there is nothing in what pads a tensor."""
         if not self._puts:
             return
         self.wait()
         puts, self._puts = self._puts, []
+        self.sent = {to: data for to, data, _ in puts}
         while puts:
             begin, data, memory = puts.pop(0)
             parts, end, held = [data], begin + placed(data.nbytes), [memory]
@@ -269,6 +284,7 @@ class Npu:
             return
         del PROCESS.npus[self.index]
         self._puts.clear()
+        self.launched.clear()  # nobody asks any more what fails
         with contextlib.suppress(UmbelError):
             self.wait()
         steps: list[Callable[[], None]] = []

@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 TIME = 10  # seconds that it may take
+DRIVER = Path("/proc/driver/ascendmm")  # if the driver has it: boards' have been seen to
 FRESH = 5  # seconds that its answer is good for: it takes a second of its own
 
 
@@ -31,6 +32,17 @@ class Health:
         if time.monotonic() - self._asked > FRESH:
             self._asked, self._chips = time.monotonic(), parse(run(self.toolkit))
         return self._chips[self.index] if self.index < len(self._chips) else {}
+
+
+def driver_memory(index: int, root: Path = DRIVER) -> Mapping[str, int]:
+    """What the driver itself says of a chip's memory, in its own units, where it has a file for
+    that: all of it, and what is in use and free."""
+    try:
+        text = (root / f"ascendmm{index}/mem_info").read_text("utf-8", "replace")
+    except OSError:
+        return {}
+    found = re.findall(r"\b(total|used|free)\b\D*?(\d+)", text, re.IGNORECASE)
+    return {f"driver_memory_{name.lower()}": int(number) for name, number in found}
 
 
 def run(toolkit: Path | None = None, limit: float = TIME) -> str:

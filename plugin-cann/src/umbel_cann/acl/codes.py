@@ -121,7 +121,7 @@ NAMES: Mapping[int, str] = {
 }
 
 _OURS = "this is a fault of the plugin: report it with the message above"
-_FAULT = "run again with --check, which names the node; `npu-smi info` tells the chip's health"
+_FAULT = "`npu-smi info` tells the chip's health; if it is well, report this"
 _KERNEL = "this chip or toolkit lacks the kernel: a newer CANN may have it"
 _PACKAGE = "install the kernels package of CANN for this chip, and source its set_env.sh"
 _GROUP = "put the user into the group of /dev/davinci* (mostly HwHiAiUser) and log in again"
@@ -142,7 +142,7 @@ ADVICE: Mapping[int, str] = {
     107027: "a captured stream cannot be waited for; " + _OURS,
     107030: "not allowed while a stream is captured; " + _OURS,
     161001: _OURS,
-    161002: "the operator refuses these shapes, types or strides: run with --check to see them",
+    161002: "it refuses these shapes, types or strides: -O cann.debug=sync shows them",
     207000: "the chip or driver lacks the feature: update the driver, or take another device",
     207001: "take a smaller --ctx, --ubatch or model",
     207004: _DEVICES,
