@@ -20,7 +20,7 @@ from umbel.graph import MASKED, Builder, Role, Tensor
 from umbel.loading import targets
 from umbel.ops import OPS
 from umbel.plan import Arenas, Placer, States, Weights, make
-from umbel_cann import rope
+from umbel_cann.ops import rope
 from umbel_kit import compare
 from umbel_kit.reference import evaluate
 

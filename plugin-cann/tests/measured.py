@@ -20,7 +20,8 @@ from umbel.ops import OPS
 from umbel.plan import Plan
 from umbel.runner import Runner
 from umbel.state import Sequence
-from umbel_cann import _open, compile, flash
+from umbel_cann import _open, compile
+from umbel_cann.ops import flash
 from umbel_kit.coverage import table
 
 STEPS = 8

@@ -111,7 +111,7 @@ def weights_3b() -> list[Tensor]:
 def load(memory: NpuMemory, weights: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> list:
     """Stores them, without their bytes: those are not what is counted."""
     monkeypatch.setattr("umbel_cann.memory.pieces", lambda *_: None)
-    monkeypatch.setattr("umbel_cann.upload.Uploads.send", lambda *_: None)
+    monkeypatch.setattr("umbel_cann.weights.upload.Uploads.send", lambda *_: None)
     kept = []
     for t in weights:
         kept.append(memory.store(t, np.empty(0)))

@@ -21,8 +21,8 @@ from umbel.ops import OPS
 from umbel_cann.chips import chip
 from umbel_cann.compile import unsupported
 from umbel_cann.memory import NpuMemory, QuantisedBuffer
-from umbel_cann.quantised import Form, Layout, form, kept
-from umbel_cann.upload import VALUES
+from umbel_cann.weights.quantised import Form, Layout, form, kept
+from umbel_cann.weights.upload import VALUES
 
 QUANTISED = sorted(name for name in DECODABLE if BY_NAME[name].quantised)
 SOCS = ("Ascend910B3", "Ascend310P3")

@@ -8,8 +8,8 @@ from umbel.hookspecs import Slot, SplitGraph
 from umbel.ops import OPS
 from umbel_cann.chips import chip
 from umbel_cann.compile import lowered
-from umbel_cann.fusion import Reads
 from umbel_cann.lowering import Lowering
+from umbel_cann.ops.fusion import Reads
 from umbel_cann.program import Call
 from umbel_cann.scratch import Scratch
 

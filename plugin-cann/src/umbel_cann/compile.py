@@ -17,12 +17,12 @@ from umbel_cann.brought import Brought
 from umbel_cann.capture import MOST
 from umbel_cann.chips import Chip
 from umbel_cann.debug import Debug
-from umbel_cann.divided import SCALE_FREE, carried
-from umbel_cann.fusion import Reads, pairs, rounded, steps
 from umbel_cann.heap import Region, padded
 from umbel_cann.lowering import Keep, Lowering, Missing
 from umbel_cann.memory import NpuMemory
-from umbel_cann.operations import LOWERINGS
+from umbel_cann.ops import LOWERINGS
+from umbel_cann.ops.divided import SCALE_FREE, carried
+from umbel_cann.ops.fusion import Reads, pairs, rounded, steps
 from umbel_cann.program import Program, Room
 from umbel_cann.runtime import TO_DEVICE, Npu
 from umbel_cann.scratch import Scratch

@@ -21,12 +21,12 @@ from umbel.gguf.types import BY_NAME, F16, F32, I32, DType
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Device
 
-from umbel_cann import quantised
 from umbel_cann.chips import Chip
 from umbel_cann.heap import ALIGNMENT, Heap, Region, padded
-from umbel_cann.quantised import Layout
 from umbel_cann.runtime import TO_DEVICE, TO_HOST, WITHIN, Npu
-from umbel_cann.upload import Uploads, pieces
+from umbel_cann.weights import quantised
+from umbel_cann.weights.quantised import Layout
+from umbel_cann.weights.upload import Uploads, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -14,9 +14,9 @@ from umbel.graph import Role, Tensor
 from umbel.hookspecs import SplitGraph
 
 from umbel_cann.lowering import Lowering
-from umbel_cann.norms import plain, wide
-from umbel_cann.products import MANY, factors, rows_of
-from umbel_cann.rope import rope
+from umbel_cann.ops.norms import plain, wide
+from umbel_cann.ops.products import MANY, factors, rows_of
+from umbel_cann.ops.rope import rope
 from umbel_cann.views import FLOAT, FLOAT16, KEEP, ONE, type_of
 
 Lower = Callable[[Lowering], None]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from umbel_cann import elementwise, rows, ssm
-from umbel_cann.attention import flash_attn_ext, soft_max
-from umbel_cann.elementwise import Lower, binary, unary
-from umbel_cann.experts import mul_mat_id
-from umbel_cann.gates import geglu, swiglu
-from umbel_cann.norms import norm, rms_norm
-from umbel_cann.products import mul_mat
+from umbel_cann.ops import elementwise, rows, ssm
+from umbel_cann.ops.attention import flash_attn_ext, soft_max
+from umbel_cann.ops.elementwise import Lower, binary, unary
+from umbel_cann.ops.experts import mul_mat_id
+from umbel_cann.ops.gates import geglu, swiglu
+from umbel_cann.ops.norms import norm, rms_norm
+from umbel_cann.ops.products import mul_mat
 from umbel_cann.views import ONE
 
 LOWERINGS: Mapping[str, Lower] = {

@@ -7,10 +7,10 @@ import contextlib
 import numpy as np
 from umbel.graph import MASKED, Role, Tensor
 
-from umbel_cann import flash
-from umbel_cann.elementwise import tanh_of
 from umbel_cann.lowering import Lowering
-from umbel_cann.products import batches, factors
+from umbel_cann.ops import flash
+from umbel_cann.ops.elementwise import tanh_of
+from umbel_cann.ops.products import batches, factors
 from umbel_cann.views import FLOAT, FLOAT16, ONE, Scalar, Unsupported, View, type_of
 
 _LEAST = {FLOAT: -3.3e38, FLOAT16: -65504.0}  # in place of minus infinity

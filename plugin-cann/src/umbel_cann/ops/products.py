@@ -7,8 +7,8 @@ import math
 import attrs
 from umbel.graph import Tensor
 
-from umbel_cann.few_bits import product
 from umbel_cann.lowering import Lowering
+from umbel_cann.ops.few_bits import product
 from umbel_cann.views import KEEP, ONE, View
 
 MANY = 64  # rows from which on long rows fail on some chips

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from umbel.graph import Role, Tensor
 
-from umbel_cann.few_bits import rows_of
 from umbel_cann.lowering import Lowering
+from umbel_cann.ops.few_bits import rows_of
 from umbel_cann.program import RowCopies
 from umbel_cann.states import integers
 from umbel_cann.views import (

@@ -9,8 +9,8 @@ from umbel.graph import Tensor
 
 from umbel_cann.chips import QUANTISED
 from umbel_cann.lowering import Lowering
-from umbel_cann.quantised import GROUP, MOST, Layout, form
 from umbel_cann.views import FLOAT16, INT4, INT8, ONE, Unsupported, View, contiguous, type_of
+from umbel_cann.weights.quantised import GROUP, MOST, Layout, form
 
 Gather = Callable[[Lowering, View, View, View], None]  # a table, which rows, and to where
 

@@ -11,7 +11,7 @@ import numpy as np
 from umbel.errors import DeviceError
 from umbel.gguf.types import DType, dequantise
 
-from umbel_cann.quantised import GROUP, Form
+from umbel_cann.weights.quantised import GROUP, Form
 
 Array = np.ndarray
 Parts = tuple[Array, ...]  # numbers, scales, and perhaps offsets; by groups

@@ -17,10 +17,10 @@ import attrs
 import numpy as np
 from umbel.graph import Tensor
 
-from umbel_cann.divided import POWER
-from umbel_cann.elementwise import exp_of, softplus_of
 from umbel_cann.lowering import Lowering
-from umbel_cann.rows import gather, sum_of
+from umbel_cann.ops.divided import POWER
+from umbel_cann.ops.elementwise import exp_of, softplus_of
+from umbel_cann.ops.rows import gather, sum_of
 from umbel_cann.views import (
     DOWN,
     FLOAT,

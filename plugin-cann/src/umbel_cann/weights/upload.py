@@ -21,9 +21,9 @@ from umbel.graph import Tensor
 from umbel.host import cpus
 from umbel.host.order import in_order
 
-from umbel_cann.packing import packed
-from umbel_cann.quantised import Layout
 from umbel_cann.runtime import TO_DEVICE, Npu
+from umbel_cann.weights.packing import packed
+from umbel_cann.weights.quantised import Layout
 
 VALUES = 1 << 18  # of a piece: what is made of them stays near the processor
 LANE = 4 * VALUES  # bytes: a piece in whatever dtype

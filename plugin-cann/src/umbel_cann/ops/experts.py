@@ -5,7 +5,7 @@ from __future__ import annotations
 from umbel.graph import Tensor
 
 from umbel_cann.lowering import Lowering
-from umbel_cann.rows import gather
+from umbel_cann.ops.rows import gather
 from umbel_cann.views import KEEP, Unsupported
 
 
