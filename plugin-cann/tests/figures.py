@@ -1,7 +1,8 @@
 """Run as a program, with a simulated chip: models on it against an independent implementation.
 
 It prints for each model how far its logits are off, relative to their size: all of a text in
-one step, token by token, and beside another text. Further, how many splits each of the steps
+one step, token by token, and beside another text; and how far they are from those of the host
+with the same kind of cache. Further, how many splits each of the steps
 has on the chip that are planned at load (a token, and the longest prompt); and what does not
 run there. Words like `kv=f32` are settings.
 """
@@ -33,20 +34,33 @@ def figures(name: str, **settings: object) -> dict[str, object]:
         gguf.open(ORACLES / f"{name}.gguf") as file,
     ):
         found = architecture(file.get("general.architecture", str))
-        given = Settings(**{"ctx": 64, "parallel": 4} | settings)
         definition = ModelDefinition(file, found, OPS)
-        runner = Runner(definition, targets("cann:0", None, None, False), given)
         expected, ids = arrays[key], arrays["ids"].tolist()
         ids = ids[: len(expected)]
-        ways = _encoded(runner, ids) if runner.encodes else _decoded(runner, ids)
+        runner = _runner(definition, "cann:0", settings)
+        ways = _ways(runner, ids)
         plans = [runner.plan(shape) for shape in runner.usual]
         elsewhere = {p.node.op.name: p.reason for plan in plans for p in runner.elsewhere(plan)}
         npu = runner.targets[0]
         splits = [sum(step.target is npu for step in plan.steps) for plan in plans]
         runner.close()
+        host = _runner(definition, "host", {"kv": "f16"} | settings)
+        beside = _ways(host, ids)
+        host.close()
     size = float(np.abs(expected).max())
     off = [float(np.abs(way - expected).max()) / size for way in ways]
-    return {"off": max(off), "splits": splits, "elsewhere": elsewhere}
+    from_host = [float(np.abs(a - b).max()) / size for a, b in zip(ways, beside, strict=True)]
+    distances = {"off": max(off), "from_host": max(from_host)}
+    return {**distances, "splits": splits, "elsewhere": elsewhere}
+
+
+def _runner(definition: ModelDefinition, device: str, settings: dict[str, object]) -> Runner:
+    given = Settings(**{"ctx": 64, "parallel": 4} | settings)
+    return Runner(definition, targets(device, None, None, False), given)
+
+
+def _ways(runner: Runner, ids: list[int]) -> list[np.ndarray]:
+    return _encoded(runner, ids) if runner.encodes else _decoded(runner, ids)
 
 
 def _decoded(runner: Runner, ids: list[int]) -> list[np.ndarray]:

@@ -202,8 +202,10 @@ def test_models(run: Run, chip: str) -> None:
         assert set(told["splits"]) == {1}, name
         # of a mamba of random weights, those alone, as float16, cost 1.3e-2
         assert told["off"] < (2e-2 if name == "mamba" else 1e-2), name
-        exact = chip == "910B" and name not in (*QUANTISED, "gemma3-window", "olmo3")
-        assert told["off"] < 1e-3 or not exact, name
+        if chip == "910B" and name not in QUANTISED:
+            # float32 but for the cache, which costs up to 1.8e-3, on the host as well
+            assert told["off"] < 2e-3, name
+            assert told["from_host"] < 2e-4, name
 
 
 def test_models_in_float32(run: Run) -> None:
