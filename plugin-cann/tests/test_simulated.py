@@ -181,6 +181,27 @@ def test_two_chips(run: Run, tmp_path: Path, chip: str, split: str) -> None:
         assert json.loads((tmp_path / "report.json").read_text())["counters"]["d2d_bytes"] > 0
 
 
+EACH = """
+import sys, umbel, umbel_cann
+from umbel.tools.replicas import Replicas
+with Replicas.load(sys.argv[1], ["cann:0", "cann:1"], ctx=64) as replicas:
+    words = ["Once upon a time", "There was a", "One day", "The cat"]
+    running = [replicas.generate(w, max_tokens=12, temperature=0) for w in words]
+    texts = [generation.read() for generation in running]
+    counts = [umbel_cann._open[f"cann:{i}"].programs.counts()["programs"] for i in (0, 1)]
+    alone = replicas.models[0]
+    assert texts == [alone.generate(w, max_tokens=12, temperature=0).read() for w in words]
+    assert min(counts) >= 2, counts
+"""
+
+
+@pytest.mark.parametrize("chip", ["310P", "910B"])
+def test_sequences_over_two_chips(run: Run, chip: str) -> None:
+    """Dealt over both, with the texts of one."""
+    done = run(chip, "-c", EACH, STORY)
+    assert done.returncode == 0, done.stderr
+
+
 def figures(run: Run, chip: str, *arguments: str) -> dict[str, dict[str, object]]:
     done = run(chip, HERE / "figures.py", *arguments)
     assert done.returncode == 0, done.stderr

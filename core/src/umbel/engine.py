@@ -55,6 +55,11 @@ class Engine:
 
     # from any thread
 
+    @property
+    def jobs(self) -> int:
+        """How many are under way, or wait."""
+        return len(self._waiting) + len(self._decoding) + self._posts.qsize()
+
     def submit(self, job: Job) -> None:
         """Queues the job; its events end with `Done`."""
         self.post(lambda: self._waiting.append(job))
