@@ -134,9 +134,8 @@ class Placer:
     # the choice
 
     def choose(self, graph: Graph, homes: Mapping[str, Target]) -> dict[Tensor, Choice]:
-        """A device for each computed node; `homes` are those of the states."""
+        """A device for each computed node; `homes` are those of the states, asked before."""
         nodes = computed(graph)
-        self._find_layers(graph)
         chosen = {node: self._choose(node, homes) for node in nodes}
         self._absorb(nodes, chosen)
         return chosen
