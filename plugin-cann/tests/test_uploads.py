@@ -76,7 +76,8 @@ def near(got, expected):
 
 for name in ("q4_0", "q8_0", "q4_k", "q5_1", "q3_k"):
     dtype = BY_NAME[name]
-    for (n, k), m in itertools.product(((70000, dtype.block), (37, 512)), (1, 3)):
+    many = ((66000, dtype.block),) if name in ("q4_0", "q8_0") else ()  # 4 bits, and 8
+    for (n, k), m in itertools.product((*many, (37, 512)), (1, 3)):
         w = Tensor((n, k), dtype, Role.WEIGHT, f"{name} {n} {k}")
         raw = random_blocks((n, k), dtype, rng)
         values = dequantise(raw, dtype)
