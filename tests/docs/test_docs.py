@@ -198,7 +198,7 @@ def exists(requirement: str) -> bool:
         return (ROOT / requirement.removeprefix("CHECKOUT/") / "pyproject.toml").is_file()
     found = re.fullmatch(r"(?:\./core|umbel-core)(?:\[(\w+)\])?", requirement)
     if found is None:
-        return f'"{requirement}==' in (ROOT / "noxfile.py").read_text()
+        return f'"{requirement}==' in (ROOT / "tests/environments.py").read_text()
     extra = found[1]
     return not extra or f"\n{extra} = [" in (ROOT / "core/pyproject.toml").read_text()
 
