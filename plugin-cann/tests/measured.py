@@ -12,6 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import experts
 import stepping
 import umbel
 from umbel import gguf, plugins
@@ -66,6 +67,11 @@ def weights_read(plan: Plan) -> int:
                     nbytes *= node.size / t.size
                 read[place] = max(read.get(place, 0), nbytes)
     return round(sum(read.values()))
+
+
+def mixture(path: str) -> list[dict[str, Any]]:
+    """Of a mixture of experts: what it takes and costs with few bits, and with float16."""
+    return experts.mixture(path)
 
 
 def loads(path: str, count: str) -> dict[str, list[int]]:

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from stepping import Size, write_qwen2
+from stepping import Size, write_qwen2, write_qwen3moe
 from test_simulated import MODELS, QUANTISED
 from test_states import MIXED, memory_of_sequences
-from umbel.gguf.types import BY_NAME, DType
+from umbel.gguf.types import BY_NAME, F32, DType
 
 HERE = Path(__file__).parent
 ORACLES = HERE.parents[1] / "core/tests/data/oracles"
 CHIPS = ("310B", "310P", "910B")
 LAYERS = 36
 SHAPE_3B = Size(LAYERS, wide=2048, inner=11008, heads=16, kv=2, words=151936)
+EXPERTS = Size(4, wide=512, inner=192, experts=128, used=8)
 BANDWIDTH = 44e9  # of a 310B, bytes in a second
 LOADS = 100
 # Operations that the host computes before a step, from positions alone.
@@ -87,6 +88,21 @@ def memory(chips: Chips) -> Iterator[Row]:
     told = chips.measure("310B", "loads", ORACLES / "stories260K.gguf", LOADS)["reserved"]
     growth = told[-1] - told[2]
     yield Row(f"bytes more after {LOADS} loads", "0", str(growth), growth <= 0)
+
+
+def mixtures(chips: Chips) -> Iterator[Row]:
+    """Of experts as many as qwen3moe's, a quarter as wide and high."""
+    path = chips.folder / "experts.gguf"
+    write_qwen3moe(path, EXPERTS, lambda name: F32 if "gate_inp" in name else BY_NAME["q4_0"])
+    for chip in CHIPS[1:]:
+        few, whole = chips.measure(chip, "mixture", path)
+        for what, key in (("weights", "weights"), ("read and written for a token", "bytes")):
+            text = f"{few[key] / 1e6:.0f} MB, as float16 {whole[key] / 1e6:.0f}"
+            less = few[key] < {"310P": 0.6, "910B": 0.4}[chip] * whole[key]
+            yield Row(f"{what}, 8 of 128 experts, Q4_0, {chip}", "less", text, less)
+        text = f"{few['launches']} launches, as float16 {whole['launches']}"
+        yield Row(f"a token of the same, {chip}", "said", text)
+    path.unlink()
 
 
 def steps(chips: Chips) -> Iterator[Row]:
@@ -157,7 +173,7 @@ def main() -> int:
     missed = []
     with tempfile.TemporaryDirectory() as folder:
         chips = Chips(Path(folder))
-        for rows in (memory(chips), steps(chips), claims(chips), caches()):
+        for rows in (memory(chips), mixtures(chips), steps(chips), claims(chips), caches()):
             for row in rows:
                 mark = "" if row.reached else " **missed**"
                 print(f"| {row.what} | {row.goal} | {row.ours}{mark} |", flush=True)

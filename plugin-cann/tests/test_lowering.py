@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from umbel.gguf.types import BF16, F16, F32, I32, DType
+from umbel.gguf.types import BF16, BY_NAME, F16, F32, I32, DType
 from umbel.graph import Builder, Role, Tensor
 from umbel.hookspecs import Slot
 from umbel.ops import OPS
@@ -145,6 +145,32 @@ def test_experts() -> None:
         made = node("mul_mat_id", w, leaf(4, own, 32), leaf(4, 2, dtype=I32))
         assert calls(made, SMALL) == ["Embedding", "BatchMatMul"]
         assert calls(made, MIDDLE) == ["GatherV2", "BatchMatMul"]
+
+
+def test_experts_of_few_bits() -> None:
+    """Of large ones a token's are copied as words, and it takes one product; where they are
+    more columns than that has, or where words cannot be copied, it is other products."""
+    w = leaf(128, 768, 2048, dtype=BY_NAME["q4_k"], role=Role.WEIGHT, name="w")
+    down = leaf(128, 2048, 768, dtype=BY_NAME["q8_0"], role=Role.WEIGHT, name="down")
+    wide = leaf(128, 9000, 768, dtype=BY_NAME["q8_0"], role=Role.WEIGHT, name="wide")
+
+    def made(w: Tensor, n: int, own: int) -> Tensor:
+        return node("mul_mat_id", w, leaf(n, own, w.shape[2]), leaf(n, 8, dtype=I32))
+
+    product = "WeightQuantBatchMatmulV2"
+    assert calls(made(w, 1, 1), LARGE) == ["GatherV2"] * 3 + [product]
+    assert calls(made(down, 1, 8), MIDDLE) == ["GatherV2"] * 2 + [product, "InplaceCopy"]
+    assert calls(made(down, 5, 8), LARGE).count(product) == 5
+    assert calls(made(down, 6, 8), LARGE) == [product] * 8 + ["GatherV2", "Add", "GatherV2"]
+    assert calls(made(wide, 1, 8), LARGE) == ["GatherV2"] * 2 + [product] * 8
+    many = calls(made(w, 4000, 1), LARGE)
+    assert many == ([product] * 2 + ["GatherV2", "Add", "GatherV2"]) * 2
+    blind = attrs.evolve(LARGE, operators={"GatherV2": {"i32": "it computes wrong numbers"}})
+    told = unsupported(made(w, 1, 1), blind, lambda _: None)
+    assert told == "aclnnGatherV2 of i32: it computes wrong numbers"
+    build, x = Builder(OPS), leaf(1, 8, 2048)
+    every = build.mul_mat(build.reshape(w, shape=(128 * 768, 2048)), x)  # the decomposition
+    assert calls(every, blind).count(product) == 2
 
 
 def test_soft_maxima() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import tracemalloc
 import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -14,8 +15,9 @@ import attrs
 import numpy as np
 import pytest
 from stand_in import npu
-from umbel.errors import DeviceError, OutOfMemoryError, UnsupportedModelError
-from umbel.gguf.types import BY_NAME, DECODABLE, F16, F32, I32, dequantise, quantise
+from stepping import encoded
+from umbel.errors import DeviceError, OutOfMemoryError
+from umbel.gguf.types import BY_NAME, DECODABLE, F16, F32, I32, dequantise
 from umbel.graph import Builder, Role, Tensor
 from umbel.ops import OPS
 from umbel_cann.chips import chip
@@ -40,21 +42,6 @@ def weight(dtype: str, shape: tuple[int, ...] = (16, 4096), name: str = "w") -> 
     return Tensor(shape, BY_NAME[dtype], Role.WEIGHT, name)
 
 
-def encoded(dtype: str, values: np.ndarray) -> np.ndarray:
-    if dtype in SLOW:
-        with np.load(KEPT) as arrays:
-            return arrays[dtype]
-    try:
-        return quantise(values, BY_NAME[dtype])
-    except UnsupportedModelError:
-        return from_library(dtype, values)
-
-
-def from_library(dtype: str, values: np.ndarray) -> np.ndarray:
-    library = importlib.import_module("libgguf")
-    return np.asarray(library.quantize_rows(values, BY_NAME[dtype].number))
-
-
 @pytest.fixture(scope="module")
 def values() -> np.ndarray:
     return nearly_normal()
@@ -65,6 +52,19 @@ def nearly_normal() -> np.ndarray:
     rng = np.random.default_rng(0)
     rows, columns = rng.lognormal(0, 0.3, (16, 1)), rng.lognormal(0, 0.2, (1, 4096))
     return (0.02 * rng.standard_normal((16, 4096)) * rows * columns).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def in_file(values: np.ndarray) -> Callable[[str], np.ndarray]:
+    """These values as a file has them."""
+
+    def found(name: str) -> np.ndarray:
+        if name not in SLOW:
+            return encoded(BY_NAME[name], values)
+        with np.load(KEPT) as arrays:
+            return arrays[name]
+
+    return cache(found)
 
 
 def rms(a: np.ndarray) -> float:
@@ -92,17 +92,24 @@ def multiplied(buffer: QuantisedBuffer) -> np.ndarray:
     return (whole + (offsets[0] if offsets else 0)) * scales
 
 
+@pytest.mark.parametrize("shape", [(16, 4096), (4, 4, 4096)], ids=["matrix", "experts"])
 @pytest.mark.parametrize("soc", SOCS)
 @pytest.mark.parametrize("name", QUANTISED)
 def test_every_type_has_few_bits_and_little_error(
-    name: str, soc: str, values: np.ndarray
+    name: str,
+    soc: str,
+    shape: tuple[int, ...],
+    values: np.ndarray,
+    in_file: Callable[[str], np.ndarray],
 ) -> None:
-    tensor, raw = weight(name), encoded(name, values)
+    tensor, values = weight(name, shape), values.reshape(shape)
+    raw = in_file(name).reshape(*shape[:-1], -1)
     buffer, exact = stored(soc, tensor, raw), dequantise(raw, BY_NAME[name])
     few = soc == SOCS[0] and name in FEW
     assert buffer.layout.form.bits == (4 if few else 8)
     assert buffer.nbytes <= values.size * ((5 if FEW[name] else 4.5) if few else 9) / 8 + 256
-    told = kept(tensor, chip(soc))
+    memory, told = NpuMemory(npu(), chip(soc), F16), kept(tensor, chip(soc))
+    assert memory.alloc_size(attrs.evolve(tensor, dtype=told, strides=())) == buffer.nbytes
     assert told is BY_NAME["q8_0" if name in REGROUPED else name]
     got = multiplied(buffer).reshape(exact.shape)
     added, own = rms(got - exact) / rms(exact), rms(exact - values) / rms(values)
@@ -118,7 +125,7 @@ def test_every_type_has_few_bits_and_little_error(
 def test_the_bytes_of_a_file_come_back(name: str, soc: str) -> None:
     """Bit for bit, whatever they are; in a row of one group, and of an odd number of rows."""
     dtype, rng = BY_NAME[name], np.random.default_rng(1)
-    for shape in ((1, 32), (7, 96), (33, 4096 * 4)):
+    for shape in ((1, 32), (7, 96), (33, 4096 * 4), (3, 7, 96)):
         raw = rng.integers(0, 256, (*shape[:-1], dtype.row_bytes(shape[-1])), np.uint8)
         blocks = raw.reshape(-1, dtype.block_bytes)
         blocks[:, 1] &= 0x3B  # scales that are small numbers
@@ -175,15 +182,16 @@ def test_values_that_do_not_fit(soc: str) -> None:
 
 
 def test_what_stays_float16() -> None:
-    """What no operator multiplies with few bits: stacks, long rows, and all on other chips."""
+    """What no operator multiplies with few bits: long rows, and all on other chips."""
     large = chip("Ascend910B3")
-    cases = [weight("q8_0", (2, 64, 64)), weight("q8_0", (2, 65536)), weight("f16")]
-    cases += [attrs.evolve(weight("q8_0"), role=Role.STATE)]
-    assert [form(t, large) for t in cases] == [None] * 4
-    assert [kept(t, large) for t in cases[:3]] == [None] * 3
+    cases = [weight("q8_0", shape) for shape in ((2, 2, 64, 64), (64,), (2, 65536))]
+    cases += [weight("f16"), attrs.evolve(weight("q8_0"), role=Role.STATE)]
+    assert [form(t, large) for t in cases] == [None] * 5
+    assert [kept(t, large) for t in cases[:4]] == [None] * 4
     assert kept(weight("q8_0", (2, 65504)), large) is BY_NAME["q8_0"]
     for soc in ("Ascend310B4", "Ascend910A", "Ascend000"):
         assert kept(weight("q8_0"), chip(soc)) is None
+        assert kept(weight("q8_0", (2, 64, 64)), chip(soc)) is None
         assert NpuMemory(npu(), chip(soc), F16).accepts(weight("q4_0")) is F16
 
 
@@ -207,7 +215,7 @@ def test_a_large_weight_needs_little_memory(name: str, wanted: str) -> None:
     """Pieces of it are converted, a few at once; and none is lost or exchanged."""
     dtype, shape = BY_NAME[name], (2048 + 1, 4096)
     rng = np.random.default_rng(2)
-    blocks = encoded(name, rng.standard_normal((64, 256)).astype(np.float32))
+    blocks = encoded(dtype, rng.standard_normal((64, 256)).astype(np.float32))
     raw = blocks[rng.integers(0, 64, shape[0] * 16)].reshape(shape[0], -1)
     memory = NpuMemory(npu(), chip("Ascend310B4" if wanted == "f16" else SOCS[0]), F16)
     tracemalloc.start()
@@ -241,6 +249,15 @@ def test_what_is_not_computed_of_few_bits() -> None:
     halves = build.reshape(weight("q8_0", (64, 64)), shape=(128, 32))
     narrow = Tensor((3, 32), F32, Role.INPUT, "x")
     assert "by whole rows only" in (why_not(build.mul_mat(halves, narrow)) or "")
+    stack, each = weight("q8_0", (2, 9, 64)), Tensor((2, 3), I32, Role.INPUT, "each")
+    assert "of one matrix" in (why_not(build.get_rows(stack, each)) or "")
+    part = build.view(stack, axis=1, start=0, stop=4)
+    many = Tensor((2, 3, 64), F32, Role.INPUT, "x")
+    assert why_not(build.mul_mat(stack, many)) is None
+    assert "by whole rows only" in (why_not(build.mul_mat(part, many)) or "")
+    four = build.reshape(weight("q8_0", (36, 64)), shape=(2, 2, 9, 64))
+    more = Tensor((2, 2, 3, 64), F32, Role.INPUT, "x")
+    assert "along one axis only" in (why_not(build.mul_mat(four, more)) or "")
     state = Tensor((64, 64), BY_NAME["q8_0"], Role.STATE, "k_cache.0")
     assert why_not(build.get_rows(state, ids)) == "it has no q8_0"
 
@@ -262,4 +279,5 @@ def test_what_is_missing_in_all() -> None:
 
 
 if __name__ == "__main__":
-    np.savez_compressed(KEPT, **{name: from_library(name, nearly_normal()) for name in SLOW})
+    made = {name: encoded(BY_NAME[name], nearly_normal()) for name in SLOW}
+    np.savez_compressed(KEPT, **made)

@@ -11,7 +11,7 @@ from umbel_cann.lowering import Lowering
 from umbel_cann.ops import flash
 from umbel_cann.ops.elementwise import tanh_of
 from umbel_cann.ops.products import batches, factors
-from umbel_cann.views import FLOAT, FLOAT16, ONE, Scalar, Unsupported, View, type_of
+from umbel_cann.views import FLOAT, FLOAT16, ONE, Scalar, Unsupported, View, Views, type_of
 
 _LEAST = {FLOAT: -3.3e38, FLOAT16: -65504.0}  # in place of minus infinity
 
@@ -24,9 +24,14 @@ def soft_max(to: Lowering, node: Tensor) -> None:
         _weights(to, scores, mask, out, node.attrs.get("max_bias", 0.0))
         return
     # a row of minus infinities is zero, too: the least number beside it takes all
-    last = len(scores.shape) - 1
-    wide = _beside(to, scores, to.constant("least", number, np.array([_LEAST[number]])))
-    to.emit("InplaceCopy", wide.part(last, 0, scores.shape[-1]), scores)
+    last, shape = len(scores.shape) - 1, (*scores.shape[:-1], 1)
+    least = to.constant(("least", shape), number, np.full(shape, _LEAST[number]))
+    if to.why_not("Cat", number) is None:  # copies to where there are gaps are made anew
+        wide = to.temporary((*shape[:-1], scores.shape[-1] + 1), number)
+        to.emit("Cat", Views((to.dense(scores), least)), last, wide)
+    else:
+        wide = _beside(to, scores, least)
+        to.emit("InplaceCopy", wide.part(last, 0, scores.shape[-1]), scores)
     weights = to.temporary(wide.shape, number)
     to.emit("Softmax", wide, last, weights)
     to.emit("InplaceCopy", out, weights.part(last, 0, scores.shape[-1]))

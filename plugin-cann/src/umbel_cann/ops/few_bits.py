@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import attrs
@@ -9,7 +10,17 @@ from umbel.graph import Tensor
 
 from umbel_cann.chips import QUANTISED
 from umbel_cann.lowering import Lowering
-from umbel_cann.views import FLOAT16, INT4, INT8, ONE, Unsupported, View, contiguous, type_of
+from umbel_cann.views import (
+    FLOAT16,
+    INT4,
+    INT8,
+    INT32,
+    ONE,
+    Unsupported,
+    View,
+    contiguous,
+    type_of,
+)
 from umbel_cann.weights.quantised import GROUP, MOST, Layout, form
 
 Gather = Callable[[Lowering, View, View, View], None]  # a table, which rows, and to where
@@ -24,19 +35,31 @@ class Weight:
     scales: View
     offsets: View | None
 
+    def each(self, change: Callable[[View], View]) -> Weight:
+        """The same with other parts."""
+        return Weight(
+            change(self.numbers),
+            change(self.scales),
+            None if self.offsets is None else change(self.offsets),
+        )
+
+    def rows(self, start: int, stop: int) -> Weight:
+        return self.each(lambda part: part.part(0, start, stop))
+
 
 def weight(to: Lowering, t: Tensor) -> Weight:
-    """Where the parts of a weight lie, or of neighbouring rows of it."""
+    """Where the parts of a weight lie, or of neighbouring rows of it: those of a stack of
+    matrices stand below each other."""
     whole, address = t.storage, to.address(t)
     found = form(whole, to.chip)
     if found is None:
         msg = f"it has no {t.dtype}"
         raise Unsupported(msg)
-    if t.shape[1:] != whole.shape[1:] or t.strides != whole.strides:
+    k = whole.shape[-1]
+    if t.shape[-1] != k or not t.is_contiguous:
         msg = f"it takes weights of {t.dtype} by whole rows only"
         raise Unsupported(msg)
-    n, k = t.shape
-    first, rows = t.offset // whole.strides[0], whole.shape[0]
+    first, n, rows = t.offset // whole.dtype.row_bytes(k), t.size // k, whole.size // k
 
     def part(at: int, number: int, width: int) -> View:
         shape = n, width
@@ -50,53 +73,62 @@ def weight(to: Lowering, t: Tensor) -> Weight:
 
 
 def product(to: Lowering, node: Tensor) -> None:
-    """x w^T, in pieces where there are more columns than the operator takes.
+    """x w^T; of a stack of matrices (batch, n, k) each with the rows that it serves.
 
     x is float16, which rounds by an eighth of what bfloat16 does; it is never float32.
     """
     w, x = node.inputs
-    parts = weight(to, w)
-    rows = to.dense(to.operand(x, FLOAT16))
-    made = to.result(node, FLOAT16)
-    (n, k), m = w.shape, rows.size // w.shape[1]
-    rows, out = rows.reshaped(m, k), made.reshaped(m, n)
+    parts, (n, k), stack = weight(to, w), w.shape[-2:], w.shape[:-2]
+    if len(stack) > 1:
+        msg = f"it takes stacks of {w.dtype} along one axis only"
+        raise Unsupported(msg)
+    count = stack[0] if stack else 1
+    blocks = math.prod(x.shape[:-3]) * count if stack else 1
+    made, m = to.result(node, FLOAT16), x.size // (blocks * k)
+    rows = to.dense(to.operand(x, FLOAT16)).reshaped(blocks * m, k)
+    out = made.reshaped(blocks * m, n)
+    for i in range(blocks):
+        first, here = i % count * n, (0, i * m, i * m + m)
+        times(to, rows.part(*here), parts.rows(first, first + n), out.part(*here))
+    to.finish(node, made)
+
+
+def times(to: Lowering, x: View, w: Weight, out: View) -> None:
+    """x (m, k) w^T, in pieces where there are more columns than the operator takes."""
+    n, k = out.shape[1], x.shape[1]
     group = GROUP if k > GROUP else 0  # one for each column
     for start in range(0, n, MOST):
         end = min(start + MOST, n)
         some = out.part(1, start, end)
         into = some if some.dense else to.temporary(some.shape, FLOAT16)
-        numbers, scales, offsets = (
-            part and part.part(0, start, end).turned()
-            for part in (parts.numbers, parts.scales, parts.offsets)
-        )
-        factors = rows, numbers, scales, offsets, None, None, None
+        turned = w.rows(start, end).each(View.turned)
+        factors = x, turned.numbers, turned.scales, turned.offsets, None, None, None
         to.emit(QUANTISED, *factors, group, into)
         if into is not some:
             to.emit("InplaceCopy", some, into)
-    to.finish(node, made)
 
 
 def rows_of(to: Lowering, node: Tensor, index: View, gather: Gather) -> None:
-    """Rows of a table of 8 bits, as values.
-
-    A gather only moves bits: two numbers go as one float16, which every chip's operator takes.
-    """
+    """Rows of a table of 8 bits, as values."""
     table = weight(to, node.inputs[0])
     if table.numbers.type != INT8:
         msg = "it takes no rows of weights of 4 bits"
         raise Unsupported(msg)
+    if len(node.inputs[0].shape) > 2:
+        msg = "it takes rows of one matrix of few bits only"
+        raise Unsupported(msg)
     number, (m, k) = type_of(node.dtype), (index.size, node.shape[-1])
 
     def taken(source: View) -> View:
-        rows = to.temporary((m, source.shape[1]), FLOAT16)
+        rows = to.temporary((m, source.shape[1]), source.type)
         gather(to, source, index, rows)
         return rows
 
     def factors(source: View) -> View:
         return to.cast(taken(source), number).reshaped(m, k // GROUP, 1)
 
-    pairs, shape = taken(_pairs(table.numbers)), (m, k // GROUP, GROUP)
-    numbers = View(INT8, shape, contiguous(shape), pairs.address, 0, m * k)
+    moved, shape = taken(words(table.numbers)), (m, k // GROUP, GROUP)
+    numbers = View(INT8, shape, contiguous(shape), moved.address, 0, m * k)
     values = to.cast(numbers, number)
     if table.offsets is not None:
         values, numbers = to.temporary(shape, number), values
@@ -104,8 +136,9 @@ def rows_of(to: Lowering, node: Tensor, index: View, gather: Gather) -> None:
     to.emit("Mul", values, factors(table.scales), to.view(node).reshaped(*shape))
 
 
-def _pairs(numbers: View) -> View:
-    """Rows of numbers as half as many float16."""
+def words(numbers: View) -> View:
+    """Rows of numbers as such of 32 bits, which a gather moves as they are."""
     n, k = numbers.shape
-    shape, place = (n, k // 2), (numbers.address, numbers.offset // 2, numbers.elements // 2)
-    return View(FLOAT16, shape, contiguous(shape), *place)
+    each = 4 if numbers.type == INT8 else 8
+    place = numbers.address, numbers.offset // each, numbers.elements // each
+    return View(INT32, (n, k // each), contiguous((n, k // each)), *place)

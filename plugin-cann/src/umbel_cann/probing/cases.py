@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from umbel_cann.probing.maker import Maker, copies
+from umbel_cann.probing.maker import PLACES, TAKEN, Maker, copies
 from umbel_cann.probing.probe import Data, Probe, Views
 from umbel_cann.probing.special import attention, convolution, last, quantised
 from umbel_cann.views import FLOAT, FLOAT16, INT32, Scalar
@@ -25,6 +25,11 @@ def integers() -> Iterator[Probe]:
     )
     yield Probe("Cast", "i32", tuple(casts))
     yield copies(ids, "i32")
+    words = np.random.default_rng(0).integers(-(1 << 31), 1 << 31, (16, 64)).astype(np.int32)
+    for name, axis in TAKEN:  # rows of any bits, and single numbers
+        tables = words, np.ascontiguousarray(words[:, :1])
+        rows = ((name, t, *axis, PLACES, Data(after=t[PLACES])) for t in tables)
+        yield Probe(name, "i32", tuple(rows))
     yield Probe("Add", "i32", (("Add", ids, ids, Scalar(1, INT32), Data(after=2 * ids)),))
     joined = Data(after=np.concatenate([ids, ids], 1))
     yield Probe("Cat", "i32", (("Cat", Views([ids, ids]), 1, joined),))

@@ -14,6 +14,9 @@ from umbel_cann.views import FLOAT, FLOAT16, KEEP, ONE, Numbers, Scalar
 
 LAST = Numbers((1,))
 EPS = 1e-5
+# Operators that take rows of a table, with their axis; and which rows.
+TAKEN = (("GatherV2", (0,)), ("IndexSelect", (0,)), ("Embedding", ()))
+PLACES = np.array([3, 0, 15, 7], np.int32)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -128,8 +131,8 @@ class Maker:
         yield self.probe("Mean", (x, LAST, True, number, out(sums / 64)))
         cats = ((Views([x, y]), axis, out(np.concatenate([x, y], axis))) for axis in (0, 1))
         yield self.probe("Cat", *cats)
-        table, ids = self.some(16, 64), np.array([3, 0, 15, 7], np.int32)
-        for name, axis in (("GatherV2", (0,)), ("IndexSelect", (0,)), ("Embedding", ())):
+        table, ids = self.some(16, 64), PLACES
+        for name, axis in TAKEN:
             yield self.probe(name, (table, *axis, ids, out(table[ids])))
         written = table.copy()
         written[ids] = x

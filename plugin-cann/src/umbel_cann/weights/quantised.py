@@ -2,7 +2,7 @@
 
 Groups of 32 values share a scale, and some an offset: value = (number + offset) scale. All
 numbers of a weight stand first, signed, those of 4 bits two in a byte, the first one low; then
-all scales and all offsets in float16.
+all scales and all offsets in float16. A stack of experts lies as one matrix of all their rows.
 
 `kept` says which dtype a weight has on the device: its own where its values stay what they are
 (to the rounding of scales and offsets to float16, as a weight in float16 is rounded), else
@@ -56,7 +56,7 @@ def form(weight: Tensor, chip: Chip) -> Form | None:
     name, shape = weight.dtype.name, weight.shape
     if name not in OWN or weight.role is not Role.WEIGHT:
         return None
-    if len(shape) != 2 or shape[1] > MOST:
+    if len(shape) not in (2, 3) or shape[-1] > MOST:  # a matrix, or a stack of experts
         return None
     few = name in _FOUR and not weight.name.startswith(TABLES)
     if few and "int4" in chip.weight_quant:
