@@ -108,7 +108,7 @@ def test_a_chip_of_its_verdicts(chip: str) -> None:
     for what in ("name", "dtype", "gather", "float32", "float32_products", "weight_quant"):
         assert getattr(found, what) == getattr(assumed, what), what
     assert found.scatters == (chip != "310B")
-    assert found.long_rows == assumed.long_rows
+    assert found.short == assumed.short - {"BatchMatMul"}  # nobody has seen that fail
     assert found.least_row == (0 if chip == "910B" else 32)
     assert (found.alias, found.capture) == (chip != "310B", chip == "910B")
     exact = found.why_not("Mm", "f32")

@@ -125,6 +125,7 @@ from umbel.gguf.types import BY_NAME, F16, F32, dequantise
 from umbel.graph import Role, Tensor
 from umbel_cann.acl.toolkit import toolkit
 from umbel_cann.opened import Opened
+from umbel_cann.weights.upload import VALUES
 from umbel_kit.conformance.inputs import random_blocks
 
 opened = Opened.new(toolkit(), 0, "auto", 1.0)
@@ -143,7 +144,10 @@ def load():
     for tensor, raw in weights:
         kind.accepts(tensor)
     for tensor, raw in weights:
-        made.append(kind.store(tensor, raw))
+        told = []
+        made.append(kind.store(tensor, raw, told.append))
+        assert told == sorted(set(told)) and told[-1] == raw.nbytes, told
+        assert len(told) == -(-tensor.size // VALUES), told
     for (tensor, raw), buffer in zip(weights, made):
         kept = kind.accepts(tensor)
         if tensor.dtype.name in ("q4_0", "q8_0") and kept is tensor.dtype:
@@ -167,7 +171,8 @@ opened.close()
 @pytest.mark.parametrize("form", ["EP", "RC"])
 @pytest.mark.parametrize("chip", ["310B", "310P", "910B"])
 def test_weights_arrive(run: Run, chip: str, form: str, tmp_path: Path) -> None:
-    """All of them, in memory of few allocations, by copies that the host does not wait for."""
+    """All of them, in memory of few allocations, by copies that the host does not wait for; who
+    loads is told of each piece."""
     done = run(chip, "-c", STORES, form=form)
     assert done.stdout.split() == ["loaded"] * 3, done.stdout + done.stderr
     told = json.loads((tmp_path / "report.json").read_text())["counters"]

@@ -56,7 +56,7 @@ def hidden(
     order, runner = sorted(range(len(texts)), key=lambda i: -len(texts[i])), engine.runner
     done = 0
     while done < len(texts):
-        group = order[done : done + runner.together(len(texts[order[done]]))]
+        group = order[done : done + runner.together([len(texts[i]) for i in order[done:]])]
         states = engine.call(partial(runner.hidden, [texts[i] for i in group], adapters))
         yield from zip(group, states, strict=True)
         done += len(group)

@@ -173,6 +173,9 @@ class BufferType(Protocol):
         named; may keep, repack or upload. The `base` of what the file maps leads to a
         `umbel.gguf.Part`, which tells of the whole model.
 
+        Where the type has a true attribute `tells_progress`, a third argument may follow: a
+        function to call now and then with how many bytes of `array` have been taken.
+
         A value that no longer fits is refused, as `umbel.gguf.types.convert` does. Each call
         makes a buffer of its own, and nobody changes what is in it.
         """
@@ -243,10 +246,20 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 def graph_compute(device: Device, graph: SplitGraph) -> None:
     """Runs the whole split; may return before it is done.
 
-    It comes with the device's lock held, as do `sync`, `forget`, `close`, `allocate`, `store`,
-    `read`, `write` and `copy_from`: never two of them at once on one device. The thread is that
-    of whichever model computes, loads or closes: what a library ties to a thread is to be set
-    in every call.
+    It comes with the device's lock held, as do `prepare`, `sync`, `forget`, `close`, `allocate`,
+    `store`, `read`, `write` and `copy_from`: never two of them at once on one device. The thread
+    is that of whichever model computes, loads or closes: what a library ties to a thread is to
+    be set in every call.
+    """
+
+
+@hookspec
+def prepare(device: Device, graph: SplitGraph) -> None:
+    """Takes what memory a split needs beside its slots', without running it.
+
+    Asked at load of the splits of the largest steps, so that what does not fit is refused then
+    (`OutOfMemoryError`); others are not announced. The memory is to be there for as long as the
+    model, whose weights the slots hold. Default: nothing.
     """
 
 

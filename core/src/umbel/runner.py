@@ -30,7 +30,7 @@ from umbel.state.shift import shift_graph
 PLANS = 24  # that are kept
 AUTO = "auto"  # each state is kept as the device where it lives likes it
 LENGTH = 256  # KV lengths are multiples of this where a device has no buckets
-ENCODED = 16  # and so are lengths of texts of this in an encoder
+ENCODED = 16  # and so are lengths of texts of this where hidden states are asked for
 
 
 @attrs.frozen(kw_only=True)
@@ -76,11 +76,12 @@ class Runner:
         self.encodes = definition.architecture.pooled
         if self.encodes:  # whole texts, without state
             self.longest_piece = settings.ctx
-        # the first decode, whose plan is wanted soon, and the worst prefill
-        shapes = [] if self.encodes else [(1, 1)]
-        shapes.append((self.longest_piece, settings.ctx))
+        # the first decode, whose plan is wanted soon, the worst prefill and the worst decode
+        full = min(settings.parallel, self.widest)
+        shapes = [(self.longest_piece, 1, settings.ctx), *[(1, full, settings.ctx)] * (full > 1)]
+        shapes = shapes[:1] if self.encodes else [(1, 1, 1), *shapes]
         adapted = settings.adapters.slots > 0
-        steps = (StepShape(n, 1, length, 1, adapted) for n, length in shapes)
+        steps = (StepShape(n, seqs, length, seqs, adapted) for n, seqs, length in shapes)
         self.usual = [self.padded(step) for step in steps]
         self._make_memory()
         cells = 1 + settings.ctx * settings.parallel
@@ -110,7 +111,8 @@ class Runner:
         for name, tensor in states.items():
             self.states.add(tensor, homes[name])
         self._drawn = {step: m.graph for step, m in zip(self.usual, models, strict=True)}
-        self.plan(self.usual[-1])
+        for step in self.usual[0 if self.encodes else 1 :]:
+            self.plan(step).prepare()
         kinds = {name.partition(".")[0] for name in states if not name.startswith(LORA)}
         cells = self.state_shape.cells if "k_cache" in kinds else 0
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
@@ -175,20 +177,20 @@ class Runner:
 
     def padded(self, shape: StepShape) -> StepShape:
         """The shape that a plan exists for: tokens and length as the devices take them."""
-        tokens, sequences = shape.tokens, shape.sequences
+        tokens, sequences, whole = shape.tokens, shape.sequences, shape.whole or self.encodes
         if self.buckets:
             n = _bucket(shape.n, self.buckets, "tokens in a step")
             tokens, sequences = (1, n) if tokens == 1 else (n, 1)
-        elif self.encodes:
-            tokens = min(-(-tokens // ENCODED) * ENCODED, self.settings.ctx)
+        elif whole or (shape.hidden and not self.cache.slots):
+            tokens = min(-(-tokens // ENCODED) * ENCODED, self.longest_piece)
         needed = shape.kv_length - shape.tokens + tokens
         length = -(-needed // LENGTH) * LENGTH
         if self.lengths:
             length = _bucket(needed, self.lengths, "tokens of context")
-        if self.encodes:
+        if whole:
             length = tokens
         rows = tokens * sequences if 1 < shape.rows == shape.n else shape.rows
-        return StepShape(tokens, sequences, length, rows, shape.adapted, shape.hidden)
+        return StepShape(tokens, sequences, length, rows, *shape[4:])
 
     # steps
 
@@ -220,27 +222,36 @@ class Runner:
         """One token more for each of at most `widest` sequences: logits (n, n_vocab)."""
         return self.step([(s, [i]) for s, i in zip(sequences, ids, strict=True)], len(ids))
 
-    def together(self, longest: int) -> int:
-        """How many texts of at most so many tokens `hidden` computes in one step."""
-        one = self.padded(StepShape(longest, 1, longest, 1))
-        return 1 if self.buckets or not self.encodes else self.settings.ctx // one.tokens
+    def together(self, lengths: Sequence[int]) -> int:
+        """How many texts of these lengths, the longest first, `hidden` computes in one step:
+        those that are padded to one length, and a power of two, so that there are few plans."""
+        tokens = self._whole(lengths[0])
+        if self.buckets or not tokens:
+            return 1
+        most = max(min(self.longest_piece, self.cache.cells.free) // tokens, 1)
+        alike = sum(self._whole(length) == tokens for length in lengths[:most])
+        return 1 << alike.bit_length() - 1
+
+    def _whole(self, length: int) -> int:
+        """Tokens of the step that a text goes through by itself, without state; 0: of none."""
+        if not self.encodes and (length > self.longest_piece or self.cache.slots):
+            return 0
+        return self.padded(StepShape(length, 1, length, 1, whole=True)).tokens
 
     def hidden(self, texts: Sequence[list[int]], adapters: Mix = ()) -> list[np.ndarray]:
         """The hidden states of whole texts, the longest first: (n, n_embd) each."""
-        if not self.encodes:
-            return [self._hidden(ids, adapters) for ids in texts]
-        n, longest = len(texts), len(texts[0])
-        tokens = self.padded(StepShape(longest, n, longest, 1)).tokens
-        rows = self.step([(Seq(adapters=adapters), ids) for ids in texts], n * tokens)
-        split = rows.reshape(n, tokens, -1)
-        return [rows[: len(ids)] for rows, ids in zip(split, texts, strict=True)]
-
-    def _hidden(self, ids: list[int], adapters: Mix) -> np.ndarray:
-        sequence = Seq(adapters=adapters)
+        batch = [(Seq(adapters=adapters), ids) for ids in texts]
         try:
-            return self.forward(sequence, ids, every=True, hidden=True)
+            if tokens := self._whole(len(texts[0])):
+                rows = len(batch) * tokens
+                made = self.step(batch, rows, hidden=not self.encodes, whole=True)
+                states = [*made.reshape(len(batch), tokens, -1)]
+            else:
+                states = [self.forward(*one, every=True, hidden=True) for one in batch]
+            return [rows[: len(ids)] for rows, ids in zip(states, texts, strict=True)]
         finally:
-            self.cache.close(sequence)
+            for sequence, _ in batch:
+                self.cache.close(sequence)
 
     def check_room(self, tokens: int, *, answer: bool = False, where: object = None) -> None:
         """Refuses a text that cannot fit, or leaves no room for an `answer`."""
@@ -260,16 +271,19 @@ class Runner:
             n = max((b for b in self.buckets if b <= n), default=1)
         return ids[:n]
 
-    def step(self, batch: Batch, rows: int, *, hidden: bool = False) -> np.ndarray:
+    def step(
+        self, batch: Batch, rows: int, *, hidden: bool = False, whole: bool = False
+    ) -> np.ndarray:
         """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
 
-        With `hidden`, hidden states (rows, n_embd). `rows` is the number of sequences, or that
+        With `hidden`, hidden states (rows, n_embd). Of `whole` texts, the longest first, nothing
+        is kept. `rows` is the number of sequences, or that
         of all tokens. A failure changes nothing.
         """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t
         adapted = any(sequence.adapters for sequence, _ in batch)
-        shape = self.padded(StepShape(t, len(batch), longest, rows, adapted, hidden))
+        shape = self.padded(StepShape(t, len(batch), longest, rows, adapted, hidden, whole))
         plan = self.plan(shape)
         taken: list[Taken] = []
         try:

@@ -108,6 +108,7 @@ class Fake:
     queue: list[Any] = attrs.field(factory=list)
     failed: list[BaseException] = attrs.field(factory=list)
     computed: list[Any] = attrs.field(factory=list)
+    prepared: list[Any] = attrs.field(factory=list)
     compiled: set[int] = attrs.field(factory=set)
     forgotten: set[int] = attrs.field(factory=set)
     stored: dict[str, str] = attrs.field(factory=dict)
@@ -168,6 +169,10 @@ class Fake:
         if not self.asynchronous:
             self.work()
             self._raise()
+
+    def prepare(self, device: Device, graph: Any) -> None:
+        self.fault("prepare", graph)
+        self.prepared.append(graph)
 
     def sync(self, device: Device) -> None:
         self.fault("sync")

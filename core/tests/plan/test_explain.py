@@ -35,7 +35,7 @@ def test_every_node_of_the_model_is_told(kit, load, name):
 def test_host_alone(load):
     """With nothing else there, there is nothing to explain."""
     runner = load("llama")
-    (plan,) = runner.made
+    plan = runner.made[0]
     assert {p.reason for p in plan.placement.nodes} == {HOST}
     assert {t.name for t in runner.states.homes.values()} == {"host:0"}
 
@@ -48,7 +48,7 @@ def test_a_device_and_what_it_leaves(kit, load):
         takes=lambda dtype: "f16",
     )
     runner = load("llama", fake)
-    (plan,) = runner.made
+    plan = runner.made[0]
     told = reasons(plan)
     assert told["mul_mat", "fake:0"] == {HOST}
     assert told["get_rows", "host:0"] == {"fake:0: too slow for get_rows"}
@@ -64,7 +64,7 @@ def test_a_state_that_had_to_go_elsewhere(kit, load):
     """The reason for its users is what the first device refused."""
     fake = kit.Fake(refuse=kit.without("kv_attention", "get_rows", why="no gather"))
     runner = load("llama", fake)
-    (plan,) = runner.made
+    plan = runner.made[0]
     (why,) = reasons(plan)["kv_attention", "host:0"]
     assert why == "fake:0: no gather for kv_attention; get_rows: no gather for get_rows" + (
         "; get_rows: no gather for get_rows"

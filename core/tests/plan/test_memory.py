@@ -3,8 +3,10 @@ full."""
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
+from umbel.backend import Memory
 from umbel.errors import OutOfMemoryError
 from umbel.gguf.types import BY_NAME
 from umbel.graph import Role, Tensor
@@ -226,6 +228,33 @@ def test_the_first_arena_is_no_growth():
     assert arenas.nbytes(target) == 200
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+def test_progress_within_a_weight(kit, guarded):
+    """Of devices that tell of it; others are given what they always were, as are constants."""
+
+    class Telling(kit.Fake):
+        tells_progress = True
+
+        def store(self, tensor, array, tell=None):
+            for share in (1, 2, 4) if tell else ():
+                tell(array.nbytes * share // 4)
+            return super().store(tensor, array)
+
+    told = []
+    for fake in (Telling(), kit.Fake()):
+        small, target = kit.Small(), fake.target()
+        if guarded:
+            guard = Memory(fake, target.device, target.lock)
+            target = attrs.evolve(target, buffer_type=guard)
+        small.weights.progress = lambda *sizes: told.append(sizes)
+        small.weights.total = 100
+        small.weights.slot(small.build.const(np.zeros(3, np.float32)), target)
+        for name, n in (("a", 8), ("b", 16)):
+            small.weights.slot(small.weight(name, np.zeros(n)), target)
+    within = [8, 16, 32, 32, 48, 64, 96, 96]
+    assert told == [(n, 100) for n in (*within, 32, 96)]
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 def test_rows_of_a_state(kit, dtype):
     """Rows are read and written in any order, also across gaps; the first two begin at 0."""
@@ -256,6 +285,37 @@ def test_room_is_asked_for_at_load(kit, load, told):
         assert fake.room == 1 << 40
     else:
         load("llama", fake)
+
+
+@pytest.mark.parametrize(("name", "parallel"), [("llama", 3), ("llama", 1), ("bert", 3)])
+def test_the_largest_steps_are_prepared_at_load(kit, load, name, parallel):
+    """The worst prefill, and the worst decode where several sequences decode: what comes after
+    them needs no more compute memory. Of an encoder it is the longest text."""
+    fake = kit.Fake(refuse=kit.only_simple)  # it gathers the rows of each sequence
+    runner = load(name, fake, parallel=parallel, ubatch=2)
+    tokens = [next(t for t in graph.inputs if t.name == "tokens").shape for graph in fake.prepared]
+    assert tokens == ([(64,)] if name == "bert" else [(2,), (3,)][: min(parallel, 2)])
+    assert not fake.computed
+    arena = runner.arenas.nbytes(runner.targets[0])
+    if name == "llama":
+        sequences = [Sequence() for _ in range(parallel)]
+        for sequence in sequences:
+            runner.forward(sequence, [*range(60)])
+        runner.decode(sequences, [1] * parallel)
+    assert runner.arenas.nbytes(runner.targets[0]) == arena
+    assert len(fake.prepared) == len(tokens)  # nothing else is
+
+
+def test_a_device_that_cannot_prepare(kit, load):
+    """It is refused at load, and everything goes back."""
+
+    def full(what, *of):
+        if what == "prepare":
+            raise OutOfMemoryError("the fake is full", expected="at most 9 bytes", got=10)
+
+    with pytest.raises(OutOfMemoryError, match="the fake is full"):
+        load("llama", fake := kit.Fake(fault=full))
+    assert fake.compiled == set()
 
 
 def test_a_context_that_grows(kit, load, caplog):

@@ -22,14 +22,17 @@ def unary(on: Operators, name: str, dtype: str) -> int:
     return code
 
 
-def product(on: Operators, m: int, k: int, dtype: str = "f16", kind: int = 0) -> int:
+def product(
+    on: Operators, m: int, k: int, dtype: str = "f16", kind: int = 0, lead: tuple[int, ...] = ()
+) -> int:
+    name = "BatchMatMul" if lead else "Mm"
     a, b = (
-        on.tensor(np.ones((m, k), on.empty((1,), dtype).array.dtype)),
-        on.empty((k, 2), dtype),
+        on.tensor(np.ones((*lead, m, k), on.empty((1,), dtype).array.dtype)),
+        on.empty((*lead, k, 2), dtype),
     )
-    code, size, executor = on.first("Mm", a, b, on.empty((m, 2), dtype), c_int(kind))
+    code, size, executor = on.first(name, a, b, on.empty((*lead, m, 2), dtype), c_int(kind))
     if code == 0:
-        assert on.second("Mm", size, executor) == 0
+        assert on.second(name, size, executor) == 0
     return code
 
 
@@ -106,6 +109,15 @@ def test_deep_products_of_a_310b(acl: Acl) -> None:
     on = Operators(acl)
     for m, k, code in ((63, 4097, 0), (64, 4096, 0), (64, 4097, 361001), (1024, 4096, 0)):
         assert product(on, m, k) == code, f"{m} {k}"
+    assert product(on, 64, 4097, lead=(2,)) == 0  # of which nobody has told that
+
+
+@simulated("310B", UMBEL_CANN_FAULT="deep=BatchMatMul")
+def test_deep_batches_where_they_are_asked_for(acl: Acl) -> None:
+    on = Operators(acl)
+    for m, k, code in ((63, 4097, 0), (64, 4096, 0), (64, 4097, 361001)):
+        assert product(on, m, k, lead=(2,)) == code, f"{m} {k}"
+    assert product(on, 64, 4097) == 361001
 
 
 @simulated("310B")

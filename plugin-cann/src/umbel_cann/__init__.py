@@ -87,6 +87,11 @@ def graph_compute(device: Device, graph: SplitGraph) -> None:
 
 
 @hookimpl
+def prepare(device: Device, graph: SplitGraph) -> None:
+    _open[device.name].programs.prepare(graph)
+
+
+@hookimpl
 def sync(device: Device) -> None:
     _open[device.name].sync()
 

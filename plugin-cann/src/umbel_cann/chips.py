@@ -17,7 +17,7 @@ QUANTISED = "WeightQuantBatchMatmulV2"
 _VALUES = ("Add", "Mul", "Muls", "Adds", "Cast", "InplaceCopy", "Softmax", "LayerNorm")
 _PRODUCTS = ("Mm", "BatchMatMul")
 _LEAST_ROW = 32  # bytes, where less fails
-_LONG_ROWS = 4096  # values, where more fail
+_MANY, _LONG = 64, 4096  # rows from which on more columns fail
 
 # Names of probes beside those of operators: `probing` has them.
 NARROW = "rows of 16 bytes"
@@ -44,10 +44,14 @@ class Chip:
     float32_products: bool = False
     mixes: bool = False  # its Add takes f32 and f16 at once
     least_row: int = 0  # bytes of a row that RmsNorm takes at least
-    long_rows: int = 0  # products of 64 rows and more only up to so many columns; 0: all
+    short: frozenset[str] = frozenset()  # products of few rows, or of few columns, alone
     alias: bool = False  # an Add may write into its input, and spoils nothing
     weight_quant: tuple[str, ...] = ()  # what a product takes as weights: "int8", "int4"
     capture: bool = False  # launches can be recorded and run as a whole
+
+    def columns(self, operator: str, rows: int) -> int:
+        """How many columns of so many rows a product takes at once; 0: all."""
+        return _LONG if operator in self.short and rows >= _MANY else 0
 
     def why_not(self, operator: str, dtype: str | None = None) -> str | None:
         """Why an operator does not work with a dtype; with any, where that one is unknown."""
@@ -84,7 +88,7 @@ def tried(soc: str, verdicts: Reasons) -> Chip:
         float32_products=products,
         mixes=works(f"Add f32 {MIXED}"),
         least_row=0 if works(f"RmsNorm f16 {NARROW}") else _LEAST_ROW,
-        long_rows=0 if works(f"Mm f16 {LONG}") else _LONG_ROWS,
+        short=frozenset(name for name in _PRODUCTS if not works(f"{name} f16 {LONG}")),
         alias=works(f"Add f16 {ALIAS}"),
         weight_quant=tuple(weights),
         capture=works(f"{CAPTURE} f16"),
@@ -124,7 +128,11 @@ _310P = _lacks(
 )
 
 CHIPS = (
-    Chip("310B", "f16", "Embedding", False, _310B, float32=False, long_rows=4096),
+    Chip(
+        *("310B", "f16", "Embedding", False, _310B),
+        float32=False,
+        short=frozenset(_PRODUCTS),  # it was seen of an Mm
+    ),
     Chip("310P", "f16", operators=_310P, least_row=32, weight_quant=("int8",)),
     Chip(
         "910B",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+import weakref
 from collections.abc import Hashable, Mapping
 
 import attrs
 import numpy as np
 from umbel.errors import OutOfMemoryError
 from umbel.graph import Role, Tensor
-from umbel.hookspecs import SplitGraph
+from umbel.hookspecs import Buffer, SplitGraph
 
 from umbel_cann.blame import Blame, Launched
 from umbel_cann.brought import Brought
@@ -23,11 +25,13 @@ from umbel_cann.memory import NpuMemory
 from umbel_cann.ops import LOWERINGS
 from umbel_cann.ops.divided import SCALE_FREE, carried
 from umbel_cann.ops.fusion import Reads, pairs, rounded, steps
-from umbel_cann.program import Program, Room
+from umbel_cann.program import Program, Room, workspace
 from umbel_cann.runtime import TO_DEVICE, Npu
 from umbel_cann.scratch import Scratch
 from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
+
+log = logging.getLogger("umbel")
 
 EXECUTORS = 8192  # that are kept: how many the vendor's pool takes is told nowhere
 _NONE = Brought()
@@ -104,11 +108,35 @@ class Programs:
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
     workspace: Room = attrs.field(init=False)
+    # of the models for which scratch memory was taken at load: it is not given back
+    _users: weakref.WeakSet[Buffer] = attrs.field(factory=weakref.WeakSet, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.scratch, self.workspace = Room(self.memory), Room(self.memory)
         self.memory.spare = self._spare
         self.npu.on_fault = Blame(self.npu, self.workspace)
+
+    def prepare(self, graph: SplitGraph) -> None:
+        """Takes the memory of a split; it stays for as long as the first of its weights."""
+        self.npu.use()
+        launches = self._laid_out(graph)[0].launches
+        if most := max((workspace(launch, self.npu) for launch in launches), default=0):
+            self.workspace.at_least(most)
+        for t, slot in graph.slots.items():
+            if t.role is Role.WEIGHT:
+                if slot.buffer not in self._users:
+                    self._tell_of_states(graph)
+                self._users.add(slot.buffer)
+                return
+
+    def _tell_of_states(self, graph: SplitGraph) -> None:
+        """Whether they can grow to the end, now that a model has all its other memory."""
+        states = ((t, s.buffer) for t, s in graph.slots.items() if t.role is Role.STATE)
+        left, free = sum(max(t.nbytes - b.nbytes, 0) for t, b in states), self.memory.free
+        if left > free:
+            told = "the context of cann:%d ends where its memory does: all of it would take %d "
+            told += "bytes more, and %d are free"
+            log.warning(told, self.npu.index, left, free)
 
     def run(self, graph: SplitGraph) -> None:
         program = self._current = self.made.get(graph.uid)
@@ -150,7 +178,8 @@ class Programs:
         for uid, program in idle.items():
             del self.made[uid]
             program.drop(self.npu)
-        self.scratch.give_back()
+        if not self._users:
+            self.scratch.give_back()
         return bool(idle)
 
     def _make_room(self, program: Program) -> None:
@@ -165,24 +194,32 @@ class Programs:
                 break
 
     def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
-        def made(scratch: Scratch) -> Lowering:
-            given = (self.chip, self.npu.acl.missing, scratch, self._constant, self.brought)
-            return lowered(graph, *given)
-
-        to, region = made(Scratch()), None
-        if needed := to.scratch.peak + to.scratch.lasting:
-            if needed > self.scratch.nbytes:  # else each would keep what it began with
-                self._current = None
-                self._spare()
-                with contextlib.suppress(OutOfMemoryError):  # some more, if it can be had
-                    self.scratch.at_least(needed // 4 * 5)
-            region = self.scratch.at_least(needed)
-            to = made(Scratch(region.address, to.scratch.peak))
+        to, region = self._laid_out(graph, spare=4)
         knows = any(t.role is Role.STATE for t in graph.slots)
         moved = self.memory.moved if knows else None
         program = Program(tuple(to.launches), region, states, moved)
         self.debug.show(program, graph, to.scratch)
         return program
+
+    def _laid_out(self, graph: SplitGraph, spare: int = 0) -> tuple[Lowering, Region | None]:
+        """Its launches, and the scratch memory that they lie in; where there is not enough, one
+        `spare`th more is taken, if it can be had."""
+
+        def made(scratch: Scratch) -> Lowering:
+            given = (self.chip, self.npu.acl.missing, scratch, self._constant, self.brought)
+            return lowered(graph, *given)
+
+        to = made(Scratch())
+        needed = to.scratch.peak + to.scratch.lasting
+        if not needed:
+            return to, None
+        if needed > self.scratch.nbytes:  # else each would keep what it began with
+            self._current = None
+            self._spare()
+            with contextlib.suppress(OutOfMemoryError):
+                self.scratch.at_least(needed + (needed // spare if spare else 0))
+        region = self.scratch.at_least(needed)
+        return made(Scratch(region.address, to.scratch.peak)), region
 
     def _constant(self, key: Hashable, values: np.ndarray) -> int:
         """Where these values are; written there when they are asked for first."""
@@ -196,6 +233,7 @@ class Programs:
         if (program := self.made.pop(uid, None)) is not None:
             self.npu.wait()
             program.drop(self.npu)
+            self._current = None if program is self._current else self._current
 
     def clear(self) -> None:
         """Drops all; the device has been waited for."""

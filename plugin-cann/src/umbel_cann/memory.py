@@ -129,6 +129,7 @@ class NpuMemory:
     max_size: int = 1 << 62
     is_host: bool = False
     separate: bool = False
+    tells_progress: bool = True
     in_place: bool = False  # an Add into one of its inputs breaks later products on a 310B
     coming: dict[Hashable, int] = attrs.field(factory=dict)  # weights, until they are stored
     # bytes in all and at first of states, until they have memory
@@ -206,13 +207,15 @@ class NpuMemory:
         self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
         self.moved += 1
 
-    def store(self, tensor: Tensor, array: np.ndarray) -> NpuBuffer | QuantisedBuffer:
+    def store(
+        self, tensor: Tensor, array: np.ndarray, tell: Callable[[int], None] = lambda _: None
+    ) -> NpuBuffer | QuantisedBuffer:
         kept = self._kept(tensor)
         size, layout = self._room(tensor, kept)
         region = self.take(padded(size), self._ahead(tensor), tensor.label)
         buffer = NpuBuffer(region, self.npu)
         try:
-            self.uploads.send(buffer.handle, size, pieces(tensor, array, kept, layout))
+            self.uploads.send(buffer.handle, size, pieces(tensor, array, kept, layout), tell)
         except UmbelError as error:
             error.where = error.where or tensor.label
             raise
@@ -244,6 +247,11 @@ class NpuMemory:
             return self.heap.take(nbytes, ahead)
         except OutOfMemoryError as error:
             raise self._full(nbytes, what) from error
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody uses."""
+        return self.npu.memory()[0] + self.heap.reserved - self.heap.living
 
     def _full(self, nbytes: int, what: str) -> OutOfMemoryError:
         free, gaps = self.npu.memory()[0], self.heap.reserved - self.heap.living

@@ -99,7 +99,6 @@ class Opened:
         found: dict[str, object] = {**self.details(), **self._health.told()}
         found |= smi.driver_memory(number_of(self.npu.index))
         with contextlib.suppress(UmbelError):
-            free, total = self.npu.memory()
-            found |= {"memory_total": total, "memory_free": free + reserved - used}
+            found |= {"memory_total": self.npu.memory()[1], "memory_free": self.memory.free}
         found |= {"memory_reserved": reserved, "memory_used": used, "mallocs": heap.calls}
         return found | dict(self.programs.counts())

@@ -135,6 +135,24 @@ class Call:
             self._executor, self._made = 0, None
 
 
+def workspace(launch: Launch, npu: Npu) -> int:
+    """How many bytes it will ask for; nothing is launched or kept."""
+    if not isinstance(launch, Call):
+        return 0
+    acl, made = npu.acl, Descriptors(npu.acl)
+    try:
+        executor = launch._prepare(acl, made)
+        acl.function(_AGAIN)(executor)  # those are destroyed; of others the vendor tells nothing
+        acl.function("aclDestroyAclOpExecutor")(executor)
+        acl.recent()
+    except DeviceError as error:
+        _name(error, launch, npu)
+        raise
+    finally:
+        made.drop()
+    return launch._size
+
+
 @attrs.frozen(eq=False)
 class RowCopies:
     """Rows written one by one, to where integers say that the host has written in this step.

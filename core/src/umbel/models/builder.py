@@ -38,6 +38,7 @@ class StepShape(NamedTuple):  # whose hash costs a step little: it looks for its
     rows: int  # rows whose logits are asked for
     adapted: bool = False  # some sequence of it uses adapters
     hidden: bool = False  # what the output head would read is asked for in their place
+    whole: bool = False  # these are whole texts: attention needs no state
 
     @property
     def n(self) -> int:
@@ -234,16 +235,20 @@ class ModelBuilder(Builder):
         window: int = 0,
         rope: Rope | None = None,
     ) -> Tensor:
-        """Causal attention over the cache: q (N, H, hd), k (N, Hkv, hd), v (N, Hkv, hv).
+        """Causal attention over the cache, of whole texts among themselves: q (N, H, hd),
+        k (N, Hkv, hd), v (N, Hkv, hv).
 
         `rope` turns q and k by their positions (None: not at all). The result is (N, H*hv).
         """
-        heads, cells = k.shape[1], self.state.cells
-        k_cache = self.kept(f"k_cache.{layer}", cells, heads * k.shape[2])
-        v_cache = self.kept(f"v_cache.{layer}", cells, heads * v.shape[2])
+        heads, cells, factors = k.shape[1], self.state.cells, None
         if rope is not None:
             how, factors = attrs.asdict(rope), self.rope_factors(rope)
             q, k = (self.rope(x, self.given("positions"), factors, **how) for x in (q, k))
+        if self.step.whole:
+            return self.attend_within(q, k, v, scale=scale, window=window)
+        k_cache = self.kept(f"k_cache.{layer}", cells, heads * k.shape[2])
+        v_cache = self.kept(f"v_cache.{layer}", cells, heads * v.shape[2])
+        if rope is not None:
             self.cache_ropes.append(CacheRope(k_cache, rope, factors, heads))
         q, k, v = map(self.sequences, (q, k, v))
         state = (k_cache, v_cache, self.given("cells"), self.given("table"), self.mask(window))
@@ -261,13 +266,15 @@ class ModelBuilder(Builder):
         names = (f"rope_factors_{length}", "rope_freqs") if rope.n_ctx_orig else ()
         return next(filter(None, (self.maybe(n, (rope.n_dims // 2,)) for n in names)), None)
 
-    def attend_within(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    def attend_within(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int = 0
+    ) -> Tensor:
         """Attention among the step's own tokens, no cache: (N, H, hd) each -> (N, H*hd).
 
         The step's `kv_length` is its `tokens`; the mask hides padding and other sequences.
         """
         q, k, v = (self.permute(self.sequences(x), axes=(0, 2, 1, 3)) for x in (q, k, v))
-        y = self.flash_attn_ext(q, k, v, self.mask(), scale=scale)  # (s, t, H, hd)
+        y = self.flash_attn_ext(q, k, v, self.mask(window), scale=scale)  # (s, t, H, hd)
         return self.reshape(y, shape=(self.step.n, y.shape[2] * y.shape[3]))
 
     def recurrent(self, name: str, size: int) -> Tensor:

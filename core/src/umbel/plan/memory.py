@@ -61,7 +61,8 @@ Progress = Callable[[int, int], None]  # bytes of the file that are loaded, and 
 class Weights:
     """Loads each weight of a file once for each device that uses it; constants likewise.
 
-    `converted` says what a device made of them; `progress` is told after each weight.
+    `converted` says what a device made of them; `progress` is told after each weight, and within one by devices that
+    tell of it.
     """
 
     def __init__(self, file: GGUFFile, progress: Progress | None = None) -> None:
@@ -78,11 +79,19 @@ class Weights:
         key = (target.name, tensor.content)
         if key not in self._slots:
             source, array = self._source(tensor, target)
-            self._slots[key] = Slot(target.buffer_type.store(source, array))
-            if self.progress and tensor.data is None:
+            store, counts = target.buffer_type.store, tensor.data is None
+            tells = counts and getattr(target.buffer_type, "tells_progress", False)
+            told: Any = (self._tell,) if tells else ()
+            self._slots[key] = Slot(store(source, array, *told))
+            if counts:
                 self.loaded += array.nbytes
-                self.progress(self.loaded, max(self.loaded, self.total))
+                self._tell(0)
         return self._slots[key]
+
+    def _tell(self, more: int) -> None:
+        """Of `more` bytes of the weight that is on its way, too."""
+        if self.progress:
+            self.progress(self.loaded + more, max(self.loaded + more, self.total))
 
     def has(self, tensor: Tensor, target: Target) -> bool:
         """Whether it is loaded there."""

@@ -173,6 +173,12 @@ class Plan:
                 error.do = error.do or "run again with --check: it names the node"
             raise
 
+    def prepare(self) -> None:
+        """Lets the devices take what memory they will need beside the plan's."""
+        for step in self.steps:
+            with step.target.lock:
+                step.target.hooks.prepare(step.target.device, step.graph)
+
     def forget(self) -> None:
         """Lets the devices drop what they compiled for this plan."""
         for step in self.steps:

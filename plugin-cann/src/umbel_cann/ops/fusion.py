@@ -15,7 +15,7 @@ from umbel.hookspecs import SplitGraph
 
 from umbel_cann.lowering import Lowering
 from umbel_cann.ops.norms import plain, wide
-from umbel_cann.ops.products import MANY, factors, rows_of
+from umbel_cann.ops.products import factors, rows_of
 from umbel_cann.ops.rope import rope
 from umbel_cann.views import FLOAT, FLOAT16, KEEP, ONE, type_of
 
@@ -138,8 +138,8 @@ def _biased(reads: Reads, i: int, to: Lowering) -> tuple[int, Lower] | None:
         return None
     made, total = nodes
     (w, x), (y, bias) = made.inputs, total.inputs
-    many = x.size // x.shape[-1] >= MANY and 0 < to.chip.long_rows < x.shape[-1]
-    fits = y is made and plain(y, bias) and not many
+    long = 0 < to.chip.columns("Mm", x.size // x.shape[-1]) < x.shape[-1]  # the same kernel
+    fits = y is made and plain(y, bias) and not long
     known = bias.storage.role is Role.WEIGHT and len(w.shape) == 2 and not w.dtype.quantised
     number = to.product_type(w)
     if not (fits and known and type_of(total.dtype) == number and made not in to.pairs):

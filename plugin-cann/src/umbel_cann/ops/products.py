@@ -11,8 +11,6 @@ from umbel_cann.lowering import Lowering
 from umbel_cann.ops.few_bits import product
 from umbel_cann.views import KEEP, ONE, View
 
-MANY = 64  # rows from which on long rows fail on some chips
-
 
 def mul_mat(to: Lowering, node: Tensor) -> None:
     w, x = node.inputs
@@ -23,7 +21,7 @@ def mul_mat(to: Lowering, node: Tensor) -> None:
     if len(w.shape) == 2:
         flat, turned = rows_of(to, x, number), factors(to, to.operand(w, number))
         made = to.result(node, number)
-        _mm(to, flat, turned, made.reshaped(flat.shape[0], turned.shape[-1]))
+        multiply(to, "Mm", flat, turned, made.reshaped(flat.shape[0], turned.shape[-1]))
     else:
         rows = to.dense(to.operand(x, number))
         turned = factors(to, to.operand(w, number))
@@ -47,18 +45,21 @@ def factors(to: Lowering, w: View) -> View:
     return to.dense(w).turned() if w.strides[-1] == 1 else to.dense(turned)
 
 
-def _mm(to: Lowering, x: View, turned: View, out: View) -> None:
-    inner, most = x.shape[1], to.chip.long_rows
-    if not most or x.shape[0] < MANY or inner <= most:
-        to.emit("Mm", x, turned, out, KEEP)
+def multiply(to: Lowering, operator: str, x: View, turned: View, out: View) -> None:
+    """x (..., n, in) times w^T (..., in, out): an Mm or a BatchMatMul, or a sum of some where
+    the chip fails on rows that long."""
+    (n, inner), axis = x.shape[-2:], len(x.shape) - 1
+    most = to.chip.columns(operator, n)
+    if not 0 < most < inner:
+        to.emit(operator, x, turned, out, KEEP)
         return
     more = to.temporary(out.shape, out.type)
     for start in range(0, inner, most):
         stop = min(start + most, inner)
-        part = to.dense(x.part(1, start, stop))
-        some = turned.part(0, start, stop)
-        some = to.dense(some.turned()).turned() if some.strides[0] == 1 else to.dense(some)
-        to.emit("Mm", part, some, more if start else out, KEEP)
+        with to.again():
+            some = to.dense(x.part(axis, start, stop))
+            by = factors(to, turned.part(axis - 1, start, stop).turned())
+            to.emit(operator, some, by, more if start else out, KEEP)
         if start:
             to.emit("InplaceAdd", out, more, ONE)
 
@@ -80,13 +81,8 @@ def batches(to: Lowering, x: View, turned: View, out: View) -> None:
     results = out.reshaped(pieces, batch, out.size // (pieces * batch * outs), outs)
     assert not outer or xs.shape[2] == ratio * n
     for i in range(pieces):
-        to.emit(
-            "BatchMatMul",
-            _entry(xs, i),
-            _stack(turned, _which(i, outer, lead[:-1]), batch),
-            _entry(results, i),
-            KEEP,
-        )
+        stack = _stack(turned, _which(i, outer, lead[:-1]), batch)
+        multiply(to, "BatchMatMul", _entry(xs, i), stack, _entry(results, i))
 
 
 def _which(i: int, outer: tuple[int, ...], lead: tuple[int, ...]) -> int:

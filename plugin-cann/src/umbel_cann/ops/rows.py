@@ -9,13 +9,13 @@ from umbel.graph import Role, Tensor
 
 from umbel_cann.lowering import Lowering
 from umbel_cann.ops.few_bits import rows_of
+from umbel_cann.ops.products import multiply
 from umbel_cann.program import RowCopies
 from umbel_cann.states import integers
 from umbel_cann.views import (
     BYTES,
     INT32,
     INT64,
-    KEEP,
     Numbers,
     Scalar,
     Unsupported,
@@ -106,7 +106,7 @@ def _of_each(to: Lowering, tables: View, index: View, out: View) -> None:
         gather(to, one, index.reshaped(many * each), places)
         stack = flat.reshaped(many, count, width)
         chosen = places.reshaped(many, each, count)
-        to.emit("BatchMatMul", chosen, stack, out.reshaped(many, each, width), KEEP)
+        multiply(to, "BatchMatMul", chosen, stack, out.reshaped(many, each, width))
         return
     if many > 1:
         begins = to.constant(("begins", many, count), INT32, np.arange(many)[:, None] * count)

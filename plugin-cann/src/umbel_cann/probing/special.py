@@ -68,8 +68,9 @@ def last(of: Maker) -> Iterator[Probe]:
     yield Probe(
         CAPTURE, of.dtype, (once, ("Mul", x, y, of.out(wide(x) * wide(y)))), captured=True
     )
-    a, b = of.some(64, 4224), of.some(16, 4224)
-    yield of.probe("Mm", (a, b.T, of.out(wide(a) @ wide(b.T)), KEEP), variant=LONG)
+    for name, lead in (("Mm", ()), ("BatchMatMul", (2,))):
+        a, b = of.some(*lead, 64, 4224), of.some(*lead, 16, 4224).swapaxes(-1, -2)
+        yield of.probe(name, (a, b, of.out(wide(a) @ wide(b)), KEEP), variant=LONG)
     half, single = x.astype(np.float16), x.astype(np.float32)
     both = Data(after=single + half)
     yield Probe("Add", "f32", (("Add", single, half, ONE, both),), MIXED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 
 import attrs
@@ -30,23 +30,26 @@ LANE = 4 * VALUES  # bytes: a piece in whatever dtype
 _THREADS = 4  # more would wait for memory
 
 Parts = Sequence[tuple[int, np.ndarray]]  # where they go, from the start of a weight
+Tell = Callable[[int], None]
+Piece = tuple[Parts, int]  # and how many bytes of the file they and all before are made of
 
 
 def pieces(
     tensor: Tensor, array: np.ndarray, kept: DType, layout: Layout | None
-) -> Generator[Parts, None, None]:
+) -> Generator[Piece, None, None]:
     """What a device keeps of a weight as the file has it, a piece at a time, in order."""
     dtype = tensor.dtype
     flat = np.ascontiguousarray(array).reshape(-1)
     block = 1 if dtype.numpy is not None else dtype.block_bytes  # elements of `flat`
 
-    def piece(first: int) -> Parts:
+    def piece(first: int) -> Piece:
         start, count = first // dtype.block * block, VALUES // dtype.block * block
         raw = flat[start : start + count]
+        read = start * flat.itemsize + raw.nbytes
         if layout is not None:
             parts = packed(raw, dtype, kept, layout.form)
-            return list(zip(layout.places(first), parts, strict=True))
-        return [(first * kept.block_bytes, _plain(raw, dtype, kept))]
+            return list(zip(layout.places(first), parts, strict=True)), read
+        return [(first * kept.block_bytes, _plain(raw, dtype, kept))], read
 
     size = flat.size // block * dtype.block
     jobs = [partial(piece, first) for first in range(0, size, VALUES)]
@@ -121,24 +124,31 @@ class Uploads:
     npu: Npu
     _lanes: list[Lane] | None = attrs.field(default=None, init=False)  # None: not tried yet
 
-    def send(self, to: int, nbytes: int, weight: Generator[Parts, None, None]) -> None:
-        """Writes a weight at `to`. After an error nothing is under way any more.
+    def send(
+        self, to: int, nbytes: int, weight: Generator[Piece, None, None], tell: Tell
+    ) -> None:
+        """Writes a weight at `to`, and tells of each piece. After an error nothing is under way
+        any more.
 
         A small one goes by itself: there is nothing to do in the meantime.
         """
         self.npu.wait()  # what was there before may still be in use
         with contextlib.closing(weight):
             if nbytes > LANE and (lanes := self._ready()):
-                self._by_lanes(lanes, to, weight)
+                self._by_lanes(lanes, to, weight, tell)
                 return
-            for parts in weight:
+            for parts, read in weight:
                 for start, part in parts:
                     self.npu.copy(to + start, part.ctypes.data, part.nbytes, TO_DEVICE)
+                tell(read)
 
-    def _by_lanes(self, lanes: list[Lane], to: int, weight: Iterable[Parts]) -> None:
+    def _by_lanes(
+        self, lanes: list[Lane], to: int, weight: Iterable[Piece], tell: Tell
+    ) -> None:
         try:
-            for lane, parts in zip(itertools.cycle(lanes), weight, strict=False):
+            for lane, (parts, read) in zip(itertools.cycle(lanes), weight, strict=False):
                 lane.send(to, parts)
+                tell(read)
             for lane in lanes:
                 lane.wait()
         except BaseException:
