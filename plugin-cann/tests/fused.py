@@ -134,7 +134,7 @@ def attention(
     table = rows.reshape(sequences, length)
     seen = np.tril(np.ones((tokens, length)), length - tokens)
     mask = np.broadcast_to(np.where(seen, 0, MASKED), (sequences, 1, tokens, length)).copy()
-    mask[-1, 0, -1] = MASKED if n > 1 else mask[-1, 0, -1]
+    mask[-1, 0, -1] = MASKED if tokens > 1 else mask[-1, 0, -1]  # a single one sees itself
     own = b.given("cells", n, values=table[:, -tokens:].reshape(-1))
     where = own, b.given("table", *table.shape, values=table)
     hidden = b.given(name, *mask.shape, values=mask)
@@ -193,7 +193,7 @@ def off(case: Case, outputs: list[Tensor]) -> tuple[float, list[str]]:
         found = plan.run({k: v.copy() for k, v in given.items()})
         errors += [compare.nmse(e, a) for e, a in zip(expected, found, strict=True)]
     uids = {step.graph.uid for step in plan.steps}
-    launches = [x for uid in uids & programs.made.keys() for x in programs.made[uid].launches]
+    launches = [x for (uid, _), p in programs.made.items() if uid in uids for x in p.launches]
     plan.forget()
     return max(errors), [getattr(launch, "operator", "copies") for launch in launches]
 

@@ -91,10 +91,10 @@ def decode(path: str, how: str, dtype: str = "auto") -> dict[str, Any]:
     if how == "single":
         compile.steps = lambda reads, to: ((i, (n,), None) for i, n in enumerate(reads.nodes))
         compile.pairs, compile.rounded = (lambda *_: {}), (lambda *_: frozenset())
-        flash.whole = lambda to, node: False
-    if how != "recorded":
-        compile.able = lambda npu: False
+        flash.whole, compile.blocked = (lambda to, node: False), (lambda *_: {})
     runner = stepping.open_model(path, dtype, ctx=128)
+    if how != "recorded":
+        stepping.capture(False)
     sequence = Sequence()
     for i in range(4):
         runner.decode([sequence], [i])
@@ -113,6 +113,31 @@ def decode(path: str, how: str, dtype: str = "auto") -> dict[str, Any]:
         calls.clear()
         runner.decode([sequence], [i])
     found["calls"] = sum(calls.values())
+    runner.close()
+    return found
+
+
+def depth(path: str, dtype: str) -> dict[str, dict[str, float]]:
+    """A token with 2,048 cells before it: what is launched, read and written for it, where rows
+    are gathered and in blocks."""
+    found = {}
+    runner = stepping.open_model(path, dtype, ctx=2304, parallel=1)
+    cache, sequence = runner.cache, Sequence()
+    cache.commit(sequence, [1] * 2048, cache.begin(sequence, 2048))
+    for able in (False, True):
+        stepping.blocks(able)
+        for _ in range(2):
+            runner.decode([sequence], [1])
+            cache.rewind(sequence, 2048)
+        before = stepping.counters()
+        runner.decode([sequence], [1])
+        cache.rewind(sequence, 2048)
+        after = stepping.counters()
+        (program,) = [
+            p for (_, blocks), p in stepping.programs().made.items() if blocks == able
+        ]
+        told = {key: after[key] - before[key] for key in ("bytes", "busy")}
+        found["blocks" if able else "rows"] = {"launches": len(program.launches), **told}
     runner.close()
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 from stepping import Size, write_qwen2, write_qwen3moe
 from test_simulated import MODELS, QUANTISED
-from test_states import MIXED, memory_of_sequences
+from test_states import MIXED, memory_of_sequences, most_of
 from umbel.gguf.types import BY_NAME, F32, DType
 
 HERE = Path(__file__).parent
@@ -114,6 +114,16 @@ def steps(chips: Chips) -> Iterator[Row]:
         told = {how: chips.measure(chip, "decode", path, how, dtype) for how in ways}
         yield from _steps(f"{chip}, f16" if dtype == "f16" else chip, told)
     path.unlink()
+    write_qwen2(path, size=Size(24, wide=896, inner=512, heads=14, kv=2))
+    for dtype in ("auto", "f16"):
+        told = chips.measure("910B", "depth", path, dtype)
+        rows, blocks = told["rows"], told["blocks"]
+        less = rows["launches"] - blocks["launches"]
+        name = "910B, f16" if dtype == "f16" else "910B"
+        text = f"{blocks['launches']} launches, {blocks['bytes'] / 1e6:.0f} MB; where rows are"
+        text += f" gathered {rows['launches']}, {rows['bytes'] / 1e6:.0f} MB"
+        yield Row(f"a token after 2,048, in blocks, {name}", "fewer", text, less > 0)
+    path.unlink()
 
 
 def _steps(name: str, told: dict[str, Any]) -> Iterator[Row]:
@@ -160,7 +170,7 @@ def caches() -> Iterator[Row]:
     """Memory of paged caches."""
     for count in MIXED:
         tokens, share, _, _ = memory_of_sequences(count)
-        most = (tokens * 9 / 8 + 256) / (2048 * count)
+        most = most_of(count)
         whole = 2 * LAYERS * 2 * 128 * 2 * 2048 * count / 1e6  # MB of that shape's keys, values
         text = f"{share:.0%}: {share * whole:.0f} of {whole:.0f} MB in a model of 3B shape"
         what = f"cache of {count} sequences with {tokens} tokens, of 2,048 each"

@@ -57,6 +57,10 @@ class StandIn:
         if self.real:
             ctypes.memmove(to, source, nbytes)
 
+    def clear(self, address: int, nbytes: int) -> None:
+        if self.real:
+            ctypes.memset(address, 0, nbytes)
+
     def put(self, to: int, data: np.ndarray, memory: object) -> None:
         self.copy(to, data.ctypes.data, data.nbytes, 1)
 

@@ -57,14 +57,14 @@ def talk(runner: Runner, steps: int, others: int = 0) -> np.ndarray:
 
 
 def counters() -> dict[str, float]:
-    """What the simulator has counted, the seconds that its clock says it was busy, and the
-    bytes that its tasks have read and written."""
+    """What the simulator has counted; the seconds that its clock says it was busy, and the
+    bytes that operators and copies read and wrote in that time."""
     ask = ctypes.CDLL(None).umbel_simulator_counters
     text = ctypes.create_string_buffer(1 << 16)
     ask(text, ctypes.c_size_t(len(text)))
     told = json.loads(text.value)
-    touched = sum(stream["bytes"] for stream in told["streams"])
-    return {**told["counters"], "busy": told["busy"], "bytes": touched}
+    moved = sum(stream["bytes"] for stream in told["streams"])
+    return {**told["counters"], "busy": told["busy"], "bytes": moved}
 
 
 def fault(text: str) -> None:
@@ -78,6 +78,12 @@ def programs() -> Any:
 def capture(able: bool) -> None:
     """From here on the chip can record launches, or not."""
     programs().chip = attrs.evolve(programs().chip, capture=able)
+
+
+def blocks(able: bool) -> None:
+    """From here on attention takes a table of blocks, or not."""
+    programs().chip = attrs.evolve(programs().chip, blocks=able)
+    programs()._cells.clear()
 
 
 def recorded() -> int:

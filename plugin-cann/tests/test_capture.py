@@ -87,7 +87,7 @@ assert recorded() == 2 and len(made) >= 4 and len(ended) == len(made) - 2, (made
 again = [talk(runner, 6, others=n) for n in some]
 assert recorded() == 2
 assert all((a == b).all() and (a == c).all() for a, b, c in zip(first, again, all_kept))
-uid = next(uid for uid, p in programs().made.items() if p.recording)
+uid, _ = next(key for key, p in programs().made.items() if p.recording)
 programs().forget(uid)
 assert recorded() == 1
 """

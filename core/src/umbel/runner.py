@@ -84,7 +84,9 @@ class Runner:
         steps = (StepShape(n, seqs, length, seqs, adapted) for n, seqs, length in shapes)
         self.usual = [self.padded(step) for step in steps]
         self._make_memory()
-        cells = 1 + settings.ctx * settings.parallel
+        self._block = max(i.grows for i in infos)
+        block = self._block or 1  # the first one is nobody's
+        cells = block * (1 + settings.parallel * -(-settings.ctx // block))
         slots = 2 + settings.parallel * 8  # current, next, snapshots and marks of each sequence
         self.state_shape = StateShape(cells, slots, settings.ctx, settings.adapters)
         try:
@@ -116,7 +118,7 @@ class Runner:
         kinds = {name.partition(".")[0] for name in states if not name.startswith(LORA)}
         cells = self.state_shape.cells if "k_cache" in kinds else 0
         slots = self.state_shape.slots if kinds - {"k_cache", "v_cache"} else 0
-        return Cache(cells, slots, dense=any(home.info.grows for home in homes.values()))
+        return Cache(cells, slots, block=self._block)
 
     def _settle(self) -> tuple[list[ModelGraph], dict[str, Target]]:
         """The usual graphs, and where their states live, each kept as it is kept there."""

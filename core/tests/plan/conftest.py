@@ -93,7 +93,7 @@ class Fake:
     asynchronous: bool = False
     copies_itself: bool = False
     opaque: bool = False
-    grows: bool = False
+    grows: int = 0
     separate: bool = False
     in_place: bool = True
     alignment: int = 16

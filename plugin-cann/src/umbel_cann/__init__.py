@@ -11,6 +11,7 @@ from umbel.hookspecs import Device, DeviceInfo, Finding, Kernel, Option, SplitGr
 from umbel_cann import smi
 from umbel_cann.acl.toolkit import required, toolkit
 from umbel_cann.debug import modes
+from umbel_cann.memory import BLOCK
 from umbel_cann.nodes import nodes, number_of, visible
 from umbel_cann.opened import Opened
 
@@ -62,7 +63,7 @@ def open(device: Device, options: Mapping[str, Any], kernels: Sequence[Kernel]) 
     _open[device.name] = opened
     free, total = opened.npu.memory()
     return DeviceInfo(
-        total, free, opened.memory.dtype.name, grows=True, details=opened.details()
+        total, free, opened.memory.dtype.name, grows=BLOCK, details=opened.details()
     )
 
 

@@ -14,6 +14,7 @@ import attrs
 GATHERS = ("GatherV2", "Embedding", "IndexSelect")  # operators that take rows, the best first
 SCATTER = "InplaceIndexCopy"  # the one that writes them
 QUANTISED = "WeightQuantBatchMatmulV2"
+ATTENTION = "FusedInferAttentionScoreV2"
 _VALUES = ("Add", "Mul", "Muls", "Adds", "Cast", "InplaceCopy", "Softmax", "LayerNorm")
 _PRODUCTS = ("Mm", "BatchMatMul")
 _LEAST_ROW = 32  # bytes, where less fails
@@ -26,6 +27,7 @@ ALIAS = "over its input"
 MIXED = "and f16"
 EXACT = "exact"
 CAPTURE = "capture"
+BLOCKS = "in blocks"
 WEIGHTS = ("int8", "int4")
 
 Reasons = Mapping[str, "str | None"]  # by dtype: None where it works
@@ -48,6 +50,7 @@ class Chip:
     alias: bool = False  # an Add may write into its input, and spoils nothing
     weight_quant: tuple[str, ...] = ()  # what a product takes as weights: "int8", "int4"
     capture: bool = False  # launches can be recorded and run as a whole
+    blocks: bool = False  # attention reads keys and values through a table of blocks
 
     def columns(self, operator: str, rows: int) -> int:
         """How many columns of so many rows a product takes at once; 0: all."""
@@ -92,6 +95,7 @@ def tried(soc: str, verdicts: Reasons) -> Chip:
         alias=works(f"Add f16 {ALIAS}"),
         weight_quant=tuple(weights),
         capture=works(f"{CAPTURE} f16"),
+        blocks=works(f"{ATTENTION} f16", f"{ATTENTION} f16 {BLOCKS}"),
     )
 
 

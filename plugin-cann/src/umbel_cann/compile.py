@@ -24,12 +24,16 @@ from umbel_cann.lowering import Keep, Lowering, Missing
 from umbel_cann.memory import NpuMemory
 from umbel_cann.ops import LOWERINGS
 from umbel_cann.ops.divided import SCALE_FREE, carried
+from umbel_cann.ops.flash import blocked
 from umbel_cann.ops.fusion import Reads, pairs, rounded, steps
+from umbel_cann.paging import Cells, Laid
 from umbel_cann.program import Program, Room, workspace
 from umbel_cann.runtime import TO_DEVICE, Npu
 from umbel_cann.scratch import Scratch
 from umbel_cann.states import Written, written
 from umbel_cann.views import Unsupported
+
+Key = tuple[int, bool]
 
 log = logging.getLogger("umbel")
 
@@ -78,11 +82,16 @@ def lowered(
     scratch: Scratch,
     kept: Keep,
     brought: Brought = _NONE,
+    laid: Laid | None = None,
 ) -> Lowering:
-    """The launches of a whole split."""
+    """The launches of a whole split, of a step whose cells are laid out in blocks or not."""
     reads = Reads.of(graph)
-    to = Lowering(chip, missing, graph.slots, reads.last, scratch, kept=kept)
+    to = Lowering(chip, missing, graph.slots, reads.last, scratch, kept=kept, laid=laid)
     to.pairs, to.rounded = pairs(reads, to), rounded(reads, to)
+    if laid is not None:
+        found = blocked(reads, to).items()
+        to.blocks = {n: c for n, c in found if brought.choose(n, chip, missing)[0] is None}
+    unread = {t.storage for node in to.blocks for t in node.inputs[1:3]}
     for first, nodes, fused in steps(reads, to):
         if fused is not None and not any(brought.choose(n, chip, missing)[0] for n in nodes):
             with contextlib.suppress(Unsupported), to.attempt():
@@ -90,20 +99,22 @@ def lowered(
                 fused(to)
                 continue
         for i, node in enumerate(nodes, first):
-            lower(to, node, i, brought)
+            if node not in unread:
+                lower(to, node, i, brought)
     return to
 
 
 @attrs.define(eq=False)
 class Programs:
-    """Those of one NPU, by the split's uid."""
+    """Those of one NPU, by the split's uid and whether cells are in blocks."""
 
     npu: Npu
     chip: Chip
     memory: NpuMemory
     brought: Brought = _NONE
     debug: Debug = attrs.field(factory=Debug)
-    made: dict[int, Program] = attrs.field(factory=dict, init=False)
+    made: dict[Key, Program] = attrs.field(factory=dict, init=False)
+    _cells: dict[int, Cells | None] = attrs.field(factory=dict, init=False)
     _current: Program | None = attrs.field(default=None, init=False)  # that runs, or ran last
     constants: dict[Hashable, Region] = attrs.field(factory=dict, init=False)
     scratch: Room = attrs.field(init=False)
@@ -139,21 +150,29 @@ class Programs:
             log.warning(told, self.npu.index, left, free)
 
     def run(self, graph: SplitGraph) -> None:
-        program = self._current = self.made.get(graph.uid)
+        cells = self._cells_of(graph)
+        found = cells.blocks() if cells else None
+        key = graph.uid, found is not None
+        program = self._current = self.made.get(key)
         states = program.written if program else written(graph.nodes, graph.slots)
         for rows in states:
+            if found and cells and cells.cache in rows.states:
+                with contextlib.suppress(OutOfMemoryError):  # else rows are gathered
+                    rows.make_room(found.rows)
             rows.make_room()
         if program is not None and program.moved not in (None, self.memory.moved):
-            self.forget(graph.uid)  # what it knows of states lies elsewhere
+            self._drop(key)  # what it knows of states lies elsewhere
             program = None
-        self._current = program = program or self._compile(graph, states)
-        self.made.pop(graph.uid, None)
-        self.made[graph.uid] = program  # the last one again
+        self._current = program = program or self._compile(graph, states, found is not None)
+        self.made.pop(key, None)
+        self.made[key] = program  # the last one again
         if not program.ready:
             self._make_room(program)
         record = program.to_record and self.chip.capture
         if record:
             self._make_room_to_record()
+        if program.laid is not None and found is not None:
+            program.laid.put(self.npu, found)
         self.npu.flush()
         if self.debug:
             self.debug.run(program, self.npu, self.workspace)
@@ -161,6 +180,17 @@ class Programs:
         since = time.monotonic()
         program.run(self.npu, self.workspace, record)
         self.npu.launched.append(Launched(program, graph, since))
+
+    def _cells_of(self, graph: SplitGraph) -> Cells | None:
+        """What it gathers, where it is of use to know how that lies. After a fault no block is
+        read whose rows were not all written since: they may not be finite."""
+        if self.npu.faulted:
+            for key in [key for key in self.made if key[1]]:
+                self._drop(key)
+            return None
+        if graph.uid not in self._cells:
+            self._cells[graph.uid] = Cells.of(graph) if self.chip.blocks else None
+        return self._cells[graph.uid]
 
     def _make_room_to_record(self) -> None:
         """The recordings that were not used for longest go."""
@@ -172,11 +202,11 @@ class Programs:
     def _spare(self) -> bool:
         """Programs that do not run go, with their memory: they are made again when they are
         wanted."""
-        idle = {uid: p for uid, p in self.made.items() if p is not self._current}
+        idle = {key: p for key, p in self.made.items() if p is not self._current}
         if idle:
             self.npu.wait()
-        for uid, program in idle.items():
-            del self.made[uid]
+        for key, program in idle.items():
+            del self.made[key]
             program.drop(self.npu)
         if not self._users:
             self.scratch.give_back()
@@ -193,21 +223,34 @@ class Programs:
             if left >= 0:
                 break
 
-    def _compile(self, graph: SplitGraph, states: tuple[Written, ...]) -> Program:
-        to, region = self._laid_out(graph, spare=4)
+    def _compile(
+        self, graph: SplitGraph, states: tuple[Written, ...], in_blocks: bool
+    ) -> Program:
+        cells = self._cells_of(graph) if in_blocks else None
+        laid = Laid.new(self.memory, cells.tensor) if cells else None
+        try:
+            to, region = self._laid_out(graph, laid, spare=4)
+        except Unsupported:  # attention does not take all that it is given in blocks
+            if laid is None:
+                raise
+            laid = None
+            to, region = self._laid_out(graph, spare=4)
         knows = any(t.role is Role.STATE for t in graph.slots)
         moved = self.memory.moved if knows else None
-        program = Program(tuple(to.launches), region, states, moved)
+        laid = laid if to.blocks else None
+        program = Program(tuple(to.launches), region, states, moved, laid)
         self.debug.show(program, graph, to.scratch)
         return program
 
-    def _laid_out(self, graph: SplitGraph, spare: int = 0) -> tuple[Lowering, Region | None]:
+    def _laid_out(
+        self, graph: SplitGraph, laid: Laid | None = None, spare: int = 0
+    ) -> tuple[Lowering, Region | None]:
         """Its launches, and the scratch memory that they lie in; where there is not enough, one
         `spare`th more is taken, if it can be had."""
 
         def made(scratch: Scratch) -> Lowering:
             given = (self.chip, self.npu.acl.missing, scratch, self._constant, self.brought)
-            return lowered(graph, *given)
+            return lowered(graph, *given, laid)
 
         to = made(Scratch())
         needed = to.scratch.peak + to.scratch.lasting
@@ -230,7 +273,12 @@ class Programs:
         return self.constants[key].address
 
     def forget(self, uid: int) -> None:
-        if (program := self.made.pop(uid, None)) is not None:
+        self._cells.pop(uid, None)
+        for in_blocks in (False, True):
+            self._drop((uid, in_blocks))
+
+    def _drop(self, key: Key) -> None:
+        if (program := self.made.pop(key, None)) is not None:
             self.npu.wait()
             program.drop(self.npu)
             self._current = None if program is self._current else self._current
@@ -239,6 +287,7 @@ class Programs:
         """Drops all; the device has been waited for."""
         while self.made:
             self.made.popitem()[1].drop(self.npu)
+        self._cells.clear()
         self.constants.clear()
 
     def counts(self) -> Mapping[str, int]:

@@ -135,6 +135,8 @@ def _buffers(program: Program, graph: SplitGraph) -> dict[str, list[tuple[int, i
             parts.append(whole)
     if (region := program.scratch) is not None:
         found["scratch"] = [(region.address, region.address + region.nbytes)]
+    if (laid := program.laid) is not None:
+        found["blocks"] = [(laid.region.address, laid.region.address + laid.region.nbytes)]
     return found
 
 

@@ -21,6 +21,7 @@ from umbel.graph import Role, Tensor
 from umbel.hookspecs import Slot
 
 from umbel_cann.chips import Chip
+from umbel_cann.paging import Laid
 from umbel_cann.program import Call, Launch
 from umbel_cann.scratch import Scratch
 from umbel_cann.states import rows_of
@@ -60,6 +61,9 @@ class Lowering:
     launches: list[Launch] = attrs.field(factory=list)
     rounded: frozenset[Tensor] = frozenset()  # results that all readers round to float16
     kept: Keep | None = None
+    laid: Laid | None = None  # how cells lie in blocks, if they do
+    # What attends without gathered rows: its caches of keys and values.
+    blocks: Mapping[Tensor, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
     raw: bool = False  # this node takes operands as they lie, divided or not
     # The results that are to lie behind each other, by either of them.
     pairs: Mapping[Tensor, tuple[Tensor, Tensor]] = attrs.field(factory=dict)

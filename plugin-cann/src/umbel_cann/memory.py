@@ -5,7 +5,8 @@ is asked of all weights, and `alloc_size` of all states when their sum is held a
 free. So a few large pieces of memory can be taken for them. A wrong guess does no harm: what is
 left of a piece is for whatever comes.
 
-Of a state the first rows have memory; it grows as further ones are written (`states.py`).
+Of a state the first rows have memory; it grows as further ones are written (`states.py`). What
+was not written yet is zero, for whoever reads a whole block of rows (`paging.py`).
 """
 
 from __future__ import annotations
@@ -197,14 +198,17 @@ class NpuMemory:
         like = next((name for name, (size, _) in known if size == nbytes), "")
         ahead = sum(first + ALIGNMENT for _, (_, first) in known)
         _, first = self.states.pop(like, (0, nbytes))
-        grow = partial(self._grow, nbytes)
-        return NpuBuffer(self.take(first, ahead, "state memory"), self.npu, grow=grow)
+        buffer = NpuBuffer(self.take(first, ahead, "state memory"), self.npu)
+        buffer.grow = partial(self._grow, nbytes)
+        self.npu.clear(buffer.handle, buffer.nbytes)
+        return buffer
 
     def _grow(self, most: int, buffer: NpuBuffer, nbytes: int, ahead: int = 0) -> None:
         """Other memory for a state, with what is in it: an eighth more than before at least."""
         size, old = max(nbytes, buffer.nbytes // 8 * 9), buffer.region
         buffer.region = self.take(padded(min(size, most)), ahead, "state memory")
         self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
+        self.npu.clear(buffer.handle + old.nbytes, buffer.nbytes - old.nbytes)
         self.moved += 1
 
     def store(

@@ -17,6 +17,7 @@ from umbel_cann.acl.prototypes import names
 from umbel_cann.capture import Recording, record
 from umbel_cann.heap import Region
 from umbel_cann.memory import NpuMemory
+from umbel_cann.paging import Laid
 from umbel_cann.runtime import WITHIN, Npu
 from umbel_cann.states import Written
 from umbel_cann.views import Argument, Descriptors, View
@@ -201,6 +202,7 @@ class Program:
     scratch: Region | None
     written: tuple[Written, ...] = ()  # states that it changes
     moved: int | None = None  # how often states had other memory; None: it knows none
+    laid: Laid | None = None  # where it reads how cells lie in blocks
     ready: bool = False  # it keeps executors
     recording: Recording | None = None
     recordable: bool = True  # as far as is known

@@ -97,6 +97,7 @@ class Npu:
         self.acl, self.index, self.timeout = acl, index, timeout
         self.busy = False  # something was launched since the last wait
         self.cancelled = False
+        self.faulted = False  # ever: what was not written well is in its memory
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.launched: list[Any] = []  # since the last wait
         # says more of the error of a wait, by its code and what was launched
@@ -139,6 +140,7 @@ class Npu:
                 self.acl.recent()
                 msg = f"{what} did not end what was cancelled, and was left behind"
                 raise CancelledError(msg)
+            self.faulted = True
             error = self._error(what, code)
             # it may still be at work, in memory that the next step writes
             if code == codes.SYNC_TIMEOUT or self._synchronised(self.stream):
@@ -224,6 +226,12 @@ class Npu:
     def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         if nbytes:
             self.acl.call("aclrtMemcpy", to, nbytes, source, nbytes, kind)
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Zeros; done when it returns."""
+        self.wait()
+        if nbytes:
+            self.acl.call("aclrtMemset", address, nbytes, 0, nbytes)
 
     def put(self, to: int, data: np.ndarray, memory: object) -> None:
         """Whole tensors to the device, before what is done there next; few copies for many of

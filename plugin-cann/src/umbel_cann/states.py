@@ -28,10 +28,10 @@ class Written:
     states: Mapping[Tensor, NpuBuffer]
     rows: int = 0  # that all of them have
 
-    def make_room(self) -> None:
-        """What they are about to write has memory."""
+    def make_room(self, least: int = 0) -> None:
+        """What they are about to write has memory, and so have so many rows."""
         ids = self.integers()
-        last = int(ids.max(initial=0)) if ids is not None else 1 << 62
+        last = int(ids.max(initial=least - 1)) if ids is not None else 1 << 62
         if last < self.rows:
             return
         wanted = {t: min(t.shape[0], (last // BLOCK + 1) * BLOCK) for t in self.states}

@@ -53,14 +53,14 @@ class Pool:
 
     What a place holds is never changed while it is taken, so that sequences can share it: a
     place is free again when the last of its users has dropped it. With `n` 0 the model has
-    nothing of the kind: everybody gets the reserved place 0, which nobody reads. `dense` keeps
-    to the front what does not continue something.
+    nothing of the kind: everybody gets the reserved place 0, which nobody reads. With `block`
+    places are handed out from the front, in blocks of so many for each user while there are.
     """
 
-    def __init__(self, n: int, first: int, what: str, *, dense: bool = False) -> None:
+    def __init__(self, n: int, first: int, what: str, *, block: int = 0) -> None:
         self.what = what
         self.first = first
-        self.dense = dense
+        self.block = block
         self.references = np.zeros(n, np.int32)
         self.references[:first] = 1
         self._free = max(n - first, 0) if n else sys.maxsize  # counted, as each step asks
@@ -73,7 +73,7 @@ class Pool:
         return self._free
 
     def take(self, n: int, after: int = 0) -> np.ndarray:
-        """`n` free places (int32, rising), side by side where possible: best just past `after`.
+        """`n` free places (int32), side by side where possible: best just past `after`.
 
         Raises `ContextFullError` when there are not so many.
         """
@@ -88,16 +88,21 @@ class Pool:
             places = np.arange(after + 1, after + 1 + n, dtype=np.int32)
             self.references[beside] = 1
         else:
-            places = self._fresh(n)
+            places = self._fresh(n, after)
             self.references[places] = 1
         self._free -= n
         return places
 
-    def _fresh(self, n: int) -> np.ndarray:
-        """From the longest free stretch; from its middle, if what stands before may grow."""
+    def _fresh(self, n: int, after: int) -> np.ndarray:
+        """From the longest free stretch; from its middle, if what stands before may grow. In
+        blocks: what follows in the one that it has begun, whole ones, then whatever is left."""
         free = np.flatnonzero(self.references == 0).astype(np.int32)
-        if self.dense:
-            return free[:n]
+        if self.block:
+            blocks = free // self.block
+            whole = np.bincount(blocks)[blocks] == self.block
+            last = after or len(self)
+            begun = (free - np.cumsum(free > last) == last) & (blocks == last // self.block)
+            return free[np.argsort(np.where(begun, 0, 2 - whole), kind="stable")][:n]
         longest = max(np.split(free, np.flatnonzero(np.diff(free) != 1) + 1), key=len)
         if len(longest) < n:
             return free[:n]
@@ -125,10 +130,10 @@ class Pool:
 
 class Cache:
     """Hands out places to sequences: so many cells and slots, 0 where the model has none; cells
-    `dense` where their memory grows with them."""
+    in blocks where their memory grows by those."""
 
-    def __init__(self, cells: int, slots: int, *, dense: bool = False) -> None:
-        self.cells = Pool(cells, 1, "cells in the KV cache", dense=dense)
+    def __init__(self, cells: int, slots: int, *, block: int = 0) -> None:
+        self.cells = Pool(cells, 1, "cells in the KV cache", block=block)
         self.slots = Pool(slots, ZERO_SLOT + 1, "recurrent states")
         self._ages: dict[int, int] = {}  # of the slots that are snapshots; the oldest is least
         self._owners: WeakSet[Sequence] = WeakSet()  # of snapshots

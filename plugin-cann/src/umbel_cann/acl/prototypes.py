@@ -60,6 +60,7 @@ FUNCTIONS: Mapping[str, str] = {
     "aclrtMallocHost": "pz",
     "aclrtFreeHost": "p",
     "aclrtGetMemInfo": "ipp",
+    "aclrtMemset": "pziz",
     "aclrtMemsetAsync": "pzizp",
     "aclrtMemcpy": "pzpzi",
     "aclrtMemcpyAsync": "pzpzip",

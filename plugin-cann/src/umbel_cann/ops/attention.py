@@ -124,6 +124,9 @@ def flash_attn_ext(to: Lowering, node: Tensor) -> None:
     Scores are not clamped to what a mask outweighs, as the decomposition does it: a 310B has no
     operator for that, and in no model do they come near.
     """
+    if node in to.blocks:  # there are no rows for the other form
+        flash.attend(to, node)
+        return
     if to.slots and flash.whole(to, node):  # before there are any, the other form is asked for
         with contextlib.suppress(Unsupported), to.attempt():
             flash.attend(to, node)

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from umbel.graph import MASKED
 
-from umbel_cann.chips import ALIAS, CAPTURE, EXACT, LONG, MIXED, QUANTISED, WEIGHTS
+from umbel_cann.chips import (
+    ALIAS,
+    ATTENTION,
+    BLOCKS,
+    CAPTURE,
+    EXACT,
+    LONG,
+    MIXED,
+    QUANTISED,
+    WEIGHTS,
+)
+from umbel_cann.memory import BLOCK
 from umbel_cann.probing.maker import Maker, wide
-from umbel_cann.probing.probe import Data, Probe, Views
+from umbel_cann.probing.probe import Data, Probe, Step, Views
 from umbel_cann.views import DOWN, KEEP, NCL, ONE, Numbers
 
 
@@ -43,21 +55,41 @@ def quantised(of: Maker) -> Iterator[Probe]:
 
 
 def attention(of: Maker) -> Iterator[Probe]:
-    """Four heads that share two of keys, with a mask; a prompt's tokens and a single one."""
-    steps, all_ = [], (1 << 31) - 1
-    for tokens in (3, 1):
-        q, k, v = of.some(1, tokens, 4, 64), of.some(1, 32, 2, 64), of.some(1, 32, 2, 64)
-        hidden = np.zeros((1, 1, tokens, 32), bool)
-        hidden[..., 20:] = True
-        keys, values = (wide(t).repeat(2, 2).swapaxes(1, 2) for t in (k, v))
-        scores = wide(q).swapaxes(1, 2) @ keys.swapaxes(2, 3) / 8
-        weights = np.where(hidden, 0, np.exp(scores - scores.max(-1, keepdims=True)))
-        weights /= weights.sum(-1, keepdims=True)
-        y = of.out(np.ascontiguousarray((weights @ values).swapaxes(1, 2)))
-        given = (q, Views([k]), Views([v]), None, hidden, *[None] * 19)
-        numbers = (4, 0.125, all_, all_, b"BSND", 2, 0, 2, 0, 0, False, 0, 0)
-        steps.append((*given, *numbers, y, None))
-    yield of.probe("FusedInferAttentionScoreV2", *steps)
+    """Four heads that share two of keys; a prompt's tokens with a mask, and a single one with
+    what is added to its scores. Over more than 512 keys, where a kernel was seen to lose a
+    mask; as rows, and in blocks."""
+    given = [_attended(of, tokens, 640) for tokens in (3, 1)]
+    yield of.probe(ATTENTION, *(step for step, _ in given))
+    yield of.probe(ATTENTION, *(step for _, step in given), variant=BLOCKS)
+
+
+def _attended(of: Maker, tokens: int, length: int) -> tuple[Step, Step]:
+    q, k, v = of.some(1, tokens, 4, 64), of.some(1, length, 2, 64), of.some(1, length, 2, 64)
+    hidden = np.zeros((1, 1, tokens, length), bool)
+    hidden[..., 5], hidden[..., length - 30 :] = True, True
+    v[:, 512:] += 1  # whoever stops there is far off, as is who sees what is hidden
+    v[:, hidden[0, 0, 0]] += 8
+    keys, values = (wide(t).repeat(2, 2).swapaxes(1, 2) for t in (k, v))
+    scores = wide(q).swapaxes(1, 2) @ keys.swapaxes(2, 3) / 8
+    weights = np.where(hidden, 0, np.exp(scores - scores.max(-1, keepdims=True)))
+    weights /= weights.sum(-1, keepdims=True)
+    y = np.ascontiguousarray((weights @ values).swapaxes(1, 2))
+    far = np.where(hidden, MASKED, 0.0).astype(of.kind).repeat(4, 1)
+    shown = (far, None, None) if tokens == 1 else (None, hidden, None)
+    count, ends, all_ = length // BLOCK, [None] * 9, (1 << 31) - 1
+    table = np.random.default_rng(2).permutation(count).astype(np.int32)
+    parts = [np.empty((count, BLOCK, 128), of.kind) for _ in "kv"]
+    for part, whole in zip(parts, (k, v), strict=True):
+        part[table] = whole.reshape(part.shape)
+    precise = 0 if tokens == 1 else 2
+
+    def numbers(block: int) -> Step:
+        return 4, 0.125, all_, all_, b"BSND", 2, 0, precise, block, 0, False, 0, 0, of.out(y)
+
+    rows = (q, Views([k]), Views([v]), *shown, None, *[None] * 7, None, *ends, *numbers(0))
+    lengths, by = Numbers((length,)), table[None]
+    keyed = (q, *(Views([part]) for part in parts), *shown, lengths, *[None] * 7, by, *ends)
+    return (*rows, None), (*keyed, *numbers(BLOCK), None)
 
 
 def last(of: Maker) -> Iterator[Probe]:

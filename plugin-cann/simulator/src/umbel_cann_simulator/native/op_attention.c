@@ -71,23 +71,18 @@ static void check_rows(op *o, const nnop_view *v, const op_heads *q, int64_t key
                 (long long)v->shape[1]);
 }
 
+/* It is one for each head: (B, N, Q, KV) or (1, N, Q, KV). */
+static void check_shift(op *o, const nnop_view *v, const op_heads *q)
+{
+    op_need(o, v->axes == 4 && v->shape[1] == q->heads && op_dim(v, -2) >= q->tokens,
+            "pseShift is not for %lld heads and %lld queries", (long long)q->heads,
+            (long long)q->tokens);
+}
+
 static void check_mask(op *o, const nnop_view *mask)
 {
     op_need(o, mask->dtype == ACL_BOOL || mask->dtype == ACL_INT8 || mask->dtype == ACL_UINT8,
             "a mask of %s", op_dtype(mask->dtype));
-}
-
-/* Blocks of keys: (blocks, blockSize, heads * D) or (blocks, heads, blockSize, D). */
-static void check_table(op *o, const nnop_view *table, const op_heads *k, int64_t batch,
-                        int64_t block, int64_t longest, bool known)
-{
-    op_need(o, known, "a block table without actualSeqLengthsKv");
-    op_need(o, table->dtype == ACL_INT32 && table->axes == 2 && op_dim(table, 0) == batch,
-            "the block table is no int32 (B, blocks)");
-    op_need(o, block > 0 && block % 16 == 0 && block == k->tokens,
-            "blockSize %lld, key has blocks of %lld", (long long)block, (long long)k->tokens);
-    op_need(o, block == 0 || op_dim(table, 1) * block >= longest,
-            "the table ends before %lld keys", (long long)longest);
 }
 
 /* What an attention operator is given. */
@@ -111,6 +106,38 @@ typedef struct {
     int64_t heads, kv_heads, longest;
     int q_lengths, kv_lengths;
 } found;
+
+static int64_t blocks(int64_t keys, int64_t block)
+{
+    return (keys + block - 1) / block;
+}
+
+/* Blocks of keys: (blocks, blockSize, heads * D) or, where query is BNSD, also (blocks, heads,
+   blockSize, D). A single query has a kernel of its own, with another rule for blockSize. */
+static void check_table(op *o, const given *g, const found *f)
+{
+    const op_heads *k = &f->hk;
+    int64_t block = g->block, unit = f->hq.tokens == 1 ? 16 : 128, used = 0;
+    op_need(o, f->kv_lengths > 0, "a block table without actualSeqLengthsKv");
+    op_need(o, f->table->dtype == ACL_INT32 && f->table->axes == 2 &&
+                   op_dim(f->table, 0) == f->hq.batch,
+            "the block table is no int32 (B, blocks)");
+    op_need(o, f->kv_layout == BSH || f->layout == BNSD,
+            "blocks of (heads, blockSize, D) for a query that is not BNSD");
+    op_need(o, f->kv_layout != BSH || k->heads * k->width <= 65535, "%lld values in a row",
+            (long long)(k->heads * k->width));
+    op_need(o, block > 0 && block <= 512 && block % unit == 0 && block == k->tokens,
+            "blockSize %lld, a multiple of %lld to 512; key has blocks of %lld",
+            (long long)block, (long long)unit, (long long)k->tokens);
+    if (o->code != 0)
+        return;
+    op_need(o, op_dim(f->table, 1) >= blocks(f->longest, block),
+            "the table ends before %lld keys", (long long)f->longest);
+    for (int64_t i = 0; i < f->hq.batch; i++)
+        used += blocks(o->call->array[LENGTHS + (f->kv_lengths > 1 ? i : 0)], block);
+    op_need(o, k->batch >= used, "%lld blocks for lengths that take %lld",
+            (long long)k->batch, (long long)used);
+}
 
 /* The tensors that the simulator does without, as NULL. */
 static void absent(op *o, const aclTensor *const *tensors, int count, const char *role)
@@ -175,14 +202,21 @@ static void check_shapes(op *o, const given *g, found *f)
         if (o->call->array[LENGTHS + i] > f->longest)
             f->longest = o->call->array[LENGTHS + i];
     if (f->table != NULL)
-        check_table(o, f->table, &f->hk, f->hq.batch, g->block, f->longest, f->kv_lengths > 0);
+        check_table(o, g, f);
     else
         op_need(o, f->hk.batch == f->hq.batch, "key has another batch than query");
-    if (f->shift != NULL)
-        check_rows(o, f->shift, &f->hq, f->longest, "pseShift");
+    if (o->code != 0)
+        return;
+    int64_t wide = f->table != NULL ? blocks(f->longest, g->block) * g->block : f->longest;
+    if (f->shift != NULL) {
+        check_rows(o, f->shift, &f->hq, wide, "pseShift");
+        check_shift(o, f->shift, &f->hq);
+    }
     if (f->mask != NULL)
-        check_rows(o, f->mask, &f->hq, f->longest, "attenMask");
-    op_need(o, g->precise >= 0 && g->precise <= 3, "innerPrecise %lld", (long long)g->precise);
+        check_rows(o, f->mask, &f->hq, wide, "attenMask");
+    op_need(o, g->precise >= 0 && g->precise <= (f->hq.tokens == 1 ? 1 : 3),
+            "innerPrecise %lld for %lld queries", (long long)g->precise,
+            (long long)f->hq.tokens);
     if (g->with_lse)
         op_need(o, f->lse->dtype == ACL_FLOAT && f->lse->axes == 4 &&
                        op_dim(f->lse, 0) == f->hq.batch && op_dim(f->lse, 1) == f->heads &&
@@ -200,6 +234,10 @@ static void keep(op *o, const given *g, const found *f)
     o->call->number[0] = g->scale;
     o->call->flops = 4 * queries * (double)(f->longest * f->hq.width);
     o->call->bytes = 2 * (double)nnop_size(f->q->dtype, f->hq.width) * (queries + keys);
+    const nnop_view *seen[] = {f->shift, f->mask, f->table};
+    for (int i = 0; i < 3; i++)
+        if (seen[i] != NULL)
+            o->call->bytes += (double)nnop_size(seen[i]->dtype, nnop_elements(seen[i]));
     op_workspace(o, f->hq.batch * f->hq.tokens * f->heads);
 }
 
