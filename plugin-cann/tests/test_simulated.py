@@ -377,7 +377,8 @@ def load():
 model = load()
 opened = umbel_cann._open["cann:0"]
 heap, scratch = opened.memory.heap, opened.programs.scratch.nbytes
-taken, used, prompts = heap.reserved, heap.living, [[3 + (7 * i + j) % 500 for i in range(255)] for j in range(2)]
+taken, used = heap.reserved, heap.living
+prompts = [[3 + (7 * i + j) % 500 for i in range(255)] for j in range(2)]
 limited(taken)
 sessions = [model.open(), model.open()]
 for session, prompt in zip(sessions, prompts):
@@ -404,7 +405,7 @@ umbel.load(sys.argv[1], device="cann:0", ctx=60000, ubatch=1).close()
 
 @pytest.mark.parametrize("chip", ["310B", "910B"])
 def test_the_worst_prefill_has_memory(run: Run, chip: str) -> None:
-    """What a model has when it is loaded is enough for it; one that has less is refused then."""
+    """What a model has when it is loaded is enough; one that has less is refused then."""
     done = run(chip, "-c", WORST, STORY)
     assert done.returncode == 0, done.stderr
     assert "(intermediate results)" in done.stdout

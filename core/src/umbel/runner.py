@@ -78,7 +78,9 @@ class Runner:
             self.longest_piece = settings.ctx
         # the first decode, whose plan is wanted soon, the worst prefill and the worst decode
         full = min(settings.parallel, self.widest)
-        shapes = [(self.longest_piece, 1, settings.ctx), *[(1, full, settings.ctx)] * (full > 1)]
+        shapes = [(self.longest_piece, 1, settings.ctx), (1, full, settings.ctx)][
+            : min(full, 2)
+        ]
         shapes = shapes[:1] if self.encodes else [(1, 1, 1), *shapes]
         adapted = settings.adapters.slots > 0
         steps = (StepShape(n, seqs, length, seqs, adapted) for n, seqs, length in shapes)
@@ -278,9 +280,9 @@ class Runner:
     ) -> np.ndarray:
         """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
 
-        With `hidden`, hidden states (rows, n_embd). Of `whole` texts, the longest first, nothing
-        is kept. `rows` is the number of sequences, or that
-        of all tokens. A failure changes nothing.
+        With `hidden`, hidden states (rows, n_embd). Of `whole` texts, the longest first,
+        nothing is kept. `rows` is the number of sequences, or that of all tokens. A failure
+        changes nothing.
         """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t

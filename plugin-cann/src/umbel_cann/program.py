@@ -143,7 +143,7 @@ def workspace(launch: Launch, npu: Npu) -> int:
     acl, made = npu.acl, Descriptors(npu.acl)
     try:
         executor = launch._prepare(acl, made)
-        acl.function(_AGAIN)(executor)  # those are destroyed; of others the vendor tells nothing
+        acl.function(_AGAIN)(executor)  # these are destroyed; of others nothing is told
         acl.function("aclDestroyAclOpExecutor")(executor)
         acl.recent()
     except DeviceError as error:
