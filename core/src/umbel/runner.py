@@ -78,10 +78,8 @@ class Runner:
             self.longest_piece = settings.ctx
         # the first decode, whose plan is wanted soon, the worst prefill and the worst decode
         full = min(settings.parallel, self.widest)
-        shapes = [(self.longest_piece, 1, settings.ctx), (1, full, settings.ctx)][
-            : min(full, 2)
-        ]
-        shapes = shapes[:1] if self.encodes else [(1, 1, 1), *shapes]
+        shapes = [(1, 1, 1), (self.longest_piece, 1, settings.ctx), (1, full, settings.ctx)]
+        shapes = shapes[1:2] if self.encodes else shapes[: min(full, 2) + 1]
         adapted = settings.adapters.slots > 0
         steps = (StepShape(n, seqs, length, seqs, adapted) for n, seqs, length in shapes)
         self.usual = [self.padded(step) for step in steps]
