@@ -68,7 +68,7 @@ def _product(opened: Opened, uid: int, name: str, n: int, own: int) -> tuple[flo
     args = dequantise(raw, dtype), values.astype(np.float32), chosen
     expected = OPS["mul_mat_id"].reference(*args)
     error = np.square(got - expected).mean() / np.square(expected).mean()
-    launches = [launch.operator for launch in opened.programs.made[uid].launches]
+    launches = [launch.operator for launch in opened.programs.made[uid, False].launches]
     return float(error), launches
 
 
