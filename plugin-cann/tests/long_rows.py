@@ -15,8 +15,13 @@ from umbel_cann.acl.toolkit import toolkit
 from umbel_cann.opened import Opened
 
 SHAPES = {
-    **{"w": (2, 33, 9000), "x": (2, 70, 9000), "w0": (33, 9000), "x0": (70, 9000)},
-    **{"q": (1, 4, 70, 16), "k": (1, 2, 4352, 16), "v": (1, 2, 4352, 16)},
+    "w": (2, 33, 9000),
+    "x": (2, 70, 9000),
+    "w0": (33, 9000),
+    "x0": (70, 9000),
+    "q": (1, 4, 70, 16),
+    "k": (1, 2, 4352, 16),
+    "v": (1, 2, 4352, 16),
 }
 opened = Opened.new(toolkit(), 0, "auto", 60.0)
 kind, rng, b = opened.memory, np.random.default_rng(0), Builder(OPS)
@@ -25,7 +30,8 @@ given |= {name: given[name[0]][0] for name in ("w0", "x0")}
 leaves = {n: Tensor(a.shape, F16, Role.INPUT, n) for n, a in given.items()}
 made = [b.mul_mat(leaves["w"], leaves["x"]), b.mul_mat(leaves["w0"], leaves["x0"])]
 made.append(b.flash_attn_ext(*(leaves[n] for n in "qkv"), scale=0.25))
-slots = {t: Slot(kind.allocate(kind.alloc_size(t), "compute")) for t in (*leaves.values(), *made)}
+every = (*leaves.values(), *made)
+slots = {t: Slot(kind.allocate(kind.alloc_size(t), "compute")) for t in every}
 for name, t in leaves.items():
     slots[t].buffer.write(0, given[name])
 opened.programs.run(SplitGraph(1, tuple(made), tuple(leaves.values()), tuple(made), slots))

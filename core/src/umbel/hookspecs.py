@@ -246,10 +246,10 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 def graph_compute(device: Device, graph: SplitGraph) -> None:
     """Runs the whole split; may return before it is done.
 
-    It comes with the device's lock held, as do `prepare`, `sync`, `forget`, `close`, `allocate`,
-    `store`, `read`, `write` and `copy_from`: never two of them at once on one device. The thread
-    is that of whichever model computes, loads or closes: what a library ties to a thread is to
-    be set in every call.
+    It comes with the device's lock held, as do `prepare`, `sync`, `forget`, `close`,
+    `allocate`, `store`, `read`, `write` and `copy_from`: never two of them at once on one
+    device. The thread is that of whichever model computes, loads or closes: what a library ties
+    to a thread is to be set in every call.
     """
 
 

@@ -1,8 +1,8 @@
 """Runs steps: batches of sequences go through a plan of their shape, and their state moves on.
 
 A batch is either one sequence with many tokens (prefill) or many sequences with one token each
-(decode); an encoder takes several whole texts. Plans are made once per shape and kept while
-they are used.
+(decode), or several whole texts whose hidden states are wanted. Plans are made once per shape
+and kept while they are used.
 """
 
 from collections import OrderedDict
@@ -77,8 +77,8 @@ class Runner:
         if self.encodes:  # whole texts, without state
             self.longest_piece = settings.ctx
         # the first decode, whose plan is wanted soon, the worst prefill and the worst decode
-        full = min(settings.parallel, self.widest)
-        shapes = [(self.longest_piece, 1, settings.ctx), *[(1, full, settings.ctx)] * (full > 1)]
+        full, ctx = min(settings.parallel, self.widest), settings.ctx
+        shapes = [(self.longest_piece, 1, ctx), *[(1, full, ctx)] * (full > 1)]
         shapes = shapes[:1] if self.encodes else [(1, 1, 1), *shapes]
         adapted = settings.adapters.slots > 0
         steps = (StepShape(n, seqs, length, seqs, adapted) for n, seqs, length in shapes)
@@ -276,9 +276,9 @@ class Runner:
     ) -> np.ndarray:
         """One step: as many tokens for each sequence, logits (rows, n_vocab) of the last ones.
 
-        With `hidden`, hidden states (rows, n_embd). Of `whole` texts, the longest first, nothing
-        is kept. `rows` is the number of sequences, or that
-        of all tokens. A failure changes nothing.
+        With `hidden`, hidden states (rows, n_embd). Of `whole` texts, the longest first,
+        nothing is kept. `rows` is the number of sequences, or that of all tokens. A failure
+        changes nothing.
         """
         t = len(batch[0][1])
         longest = max(len(s) for s, _ in batch) + t

@@ -61,8 +61,8 @@ Progress = Callable[[int, int], None]  # bytes of the file that are loaded, and 
 class Weights:
     """Loads each weight of a file once for each device that uses it; constants likewise.
 
-    `converted` says what a device made of them; `progress` is told after each weight, and within one by devices that
-    tell of it.
+    `converted` says what a device made of them; `progress` is told after each weight, and
+    within one where the device tells of it.
     """
 
     def __init__(self, file: GGUFFile, progress: Progress | None = None) -> None:
