@@ -364,6 +364,37 @@ model.close()
 """
 
 
+EMBED = """
+import sys, umbel, umbel.runner
+import numpy as np
+
+rng = np.random.default_rng(0)
+texts = [rng.integers(5, 200, n).tolist() for n in (1, 70, *range(2, 31))]  # one of two pieces
+for path in sys.argv[1:]:
+    host, model = (umbel.load(path, device=d, ubatch=64) for d in ("host", "cann:0"))
+    before = len(model.runner._plans)
+    found, expected = model.embed(texts), host.embed(texts)
+    plans = len(model.runner._plans) - before
+    assert plans <= 6, plans
+    umbel.runner.ENCODED = 1
+    alone = np.concatenate([model.embed([texts[i]]) for i in (0, 1, 9, 30)])
+    umbel.runner.ENCODED = 16
+    off = np.abs(found - expected).max(), np.abs(found[[0, 1, 9, 30]] - alone).max()
+    assert max(off) < 2e-3, off
+    slots = [s.graph.slots for k, p in model.runner._plans.items() if k.whole for s in p.steps]
+    assert slots
+    assert not any(t.role.name == "STATE" for found in slots for t in found)
+    host.close(), model.close()
+"""
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_embeddings(run: Run, chip: str) -> None:
+    """Of texts of 31 lengths in few plans: padded and side by side as alone, to rounding."""
+    done = run(chip, "-c", EMBED, ORACLES / "bert.gguf", ORACLES / "qwen3.gguf")
+    assert done.returncode == 0, done.stderr
+
+
 WORST = """
 import ctypes, sys, umbel, umbel_cann
 from umbel.errors import OutOfMemoryError
@@ -405,7 +436,7 @@ umbel.load(sys.argv[1], device="cann:0", ctx=60000, ubatch=1).close()
 
 @pytest.mark.parametrize("chip", ["310B", "910B"])
 def test_the_worst_prefill_has_memory(run: Run, chip: str) -> None:
-    """What a model has when it is loaded is enough; one that has less is refused then."""
+    """What a model has when it is loaded is enough; with less it is refused then."""
     done = run(chip, "-c", WORST, STORY)
     assert done.returncode == 0, done.stderr
     assert "(intermediate results)" in done.stdout

@@ -50,6 +50,7 @@ def target_of(engine: Engine) -> Target:
     hooks = SimpleNamespace(
         op_supported=supported,
         graph_compute=lambda _, graph: engine.compute(graph),
+        prepare=lambda *_: None,
         sync=lambda _: engine.cancel(False),
         cancel=lambda _: engine.cancel(True),
         forget=lambda _, uid: engine.forget(uid),

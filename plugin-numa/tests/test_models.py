@@ -155,6 +155,17 @@ def test_pieces(load, name) -> None:
     same(pieces(load(name, ubatch=7), ids, [24]), expected)
 
 
+@pytest.mark.parametrize("name", ["bert", "gemma3-window", "llama-e256-Q4_K", "qwen3"])
+def test_texts_beside(load, monkeypatch, name) -> None:
+    """Hidden states of texts that are padded and share a step, and of each as it is."""
+    runner = load(name)
+    texts = [text(runner, n, seed=n) for n in (24, 20, 17, 16)]
+    made = runner.hidden(texts)
+    monkeypatch.setattr("umbel.runner.ENCODED", 1)
+    for ids, states in zip(texts, made, strict=True):
+        same(states, runner.hidden([ids])[0])
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_sequences_beside(load, name) -> None:
     """One of 2 and of 8, all of different lengths; and a fork that goes another way."""

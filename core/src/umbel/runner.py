@@ -1,8 +1,8 @@
 """Runs steps: batches of sequences go through a plan of their shape, and their state moves on.
 
 A batch is either one sequence with many tokens (prefill) or many sequences with one token each
-(decode); an encoder takes several whole texts. Plans are made once per shape and kept while
-they are used.
+(decode), or several whole texts whose hidden states are wanted. Plans are made once per shape
+and kept while they are used.
 """
 
 from collections import OrderedDict

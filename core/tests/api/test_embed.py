@@ -13,6 +13,7 @@ from umbel.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
+from umbel.graph import Role
 from umbel.plan import Plan
 
 BY_HAND = {"mean": lambda h: h.mean(axis=0), "cls": lambda h: h[0], "last": lambda h: h[-1]}
@@ -119,11 +120,58 @@ def test_together_as_one_by_one(shared, name):
     assert np.abs(together - by_hand).max() <= 1e-5
 
 
-def test_short_texts_share_a_step(shared, steps):
-    """An encoder takes as many as its context has room for, padded to one length."""
-    model, counts = shared("bert"), steps(shared("bert"))
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_short_texts_share_a_step(shared, steps, name):
+    """As many as one prompt's piece has tokens, padded to one length; 17 and 16 are not."""
+    model, counts = shared(name), steps(shared(name))
     model.embed([[7] * n for n in (3, 5, 9, 16, 2, 4, 4, 4, 4, 1, 100)])
     assert [1, 8, 2] == counts
+    counts.clear()
+    model.embed([[7] * 17, [7] * 16])
+    assert [1, 1] == counts
+
+
+def test_recurrent_state_sees_no_padding(shared, steps):
+    """Then each text has a step to itself, of its own length."""
+    model, counts = shared("mamba"), steps(shared("mamba"))
+    model.embed([[7] * 3, [7] * 3])
+    assert [1, 1] == counts
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+def test_texts_of_many_lengths_have_few_plans(load, monkeypatch, name):
+    """Those of decoders without any state; of a long one the last piece is padded, too."""
+    model = load(name, ubatch=64)
+    before = set(model.runner._plans)
+    for n in range(1, 31):
+        model.embed([[7] * n])
+    made = set(model.runner._plans) - before
+    assert {(16, 1), (32, 1)} == {(step.tokens, step.sequences) for step in made}
+    assert len(made) == 2
+    model.embed([[7] * n for n in range(1, 31)])
+    assert len(set(model.runner._plans) - before) <= 7
+    for plan in (model.runner.plan(step) for step in made):
+        states = [t for s in plan.steps for t in s.graph.slots if t.role is Role.STATE]
+        assert not states
+    if name == "qwen3":
+        graphs, make = [], model.runner.make
+        monkeypatch.setattr(model.runner, "make", lambda g: graphs.append(g) or make(g))
+        model.embed([[7] * 66])
+        assert len(graphs) == 2
+        model.embed([[7] * 70, [7] * 79])
+        assert len(graphs) == 2
+
+
+def test_beside_a_session(load, steps):
+    """Where its cells leave less room, fewer texts share a step."""
+    model = load("llama")
+    texts = [[5 + n] * 12 for n in range(4)]
+    expected = model.embed(texts)
+    with model.open() as session:
+        session.logits([7] * 90)
+        counts = steps(model)
+        assert np.abs(model.embed(texts) - expected).max() <= 1e-5
+    assert [2, 2] == counts
 
 
 def test_a_device_of_few_sizes(add_backend, load, shared):

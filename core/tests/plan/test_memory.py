@@ -293,8 +293,8 @@ def test_the_largest_steps_are_prepared_at_load(kit, load, name, parallel):
     them needs no more compute memory. Of an encoder it is the longest text."""
     fake = kit.Fake(refuse=kit.only_simple)  # it gathers the rows of each sequence
     runner = load(name, fake, parallel=parallel, ubatch=2)
-    inputs = [{t.name: t.shape for t in graph.inputs} for graph in fake.prepared]
-    tokens = [shapes["tokens"] for shapes in inputs]
+    inputs = [{t.name: t for t in graph.inputs} for graph in fake.prepared]
+    tokens = [given["tokens"].shape for given in inputs]
     assert tokens == ([(64,)] if name == "bert" else [(2,), (3,)][: min(parallel, 2)])
     assert not fake.computed
     arena = runner.arenas.nbytes(runner.targets[0])

@@ -143,7 +143,7 @@ def workspace(launch: Launch, npu: Npu) -> int:
     acl, made = npu.acl, Descriptors(npu.acl)
     try:
         executor = launch._prepare(acl, made)
-        acl.function(_AGAIN)(executor)  # these are destroyed; of others nothing is told
+        acl.function(_AGAIN)(executor)  # of those it is documented that they can be destroyed
         acl.function("aclDestroyAclOpExecutor")(executor)
         acl.recent()
     except DeviceError as error:
@@ -158,7 +158,7 @@ def workspace(launch: Launch, npu: Npu) -> int:
 class RowCopies:
     """Rows written one by one, to where integers say that the host has written in this step.
 
-    For chips without a scatter. Neighbours go together.
+    For chips without a scatter. Neighbours go together; of several for one row the last does.
     """
 
     target: View  # (rows, n)
@@ -180,10 +180,12 @@ class RowCopies:
         copy, begin = npu.acl.call, 0
         breaks = np.flatnonzero(np.diff(ids) != 1) + 1
         for end in (*breaks.tolist(), len(ids)):
-            size = (end - begin) * self.row
+            over = end < len(ids) and ids[end] == ids[end - 1]  # padding: all to one row
+            size = (end - begin - int(over)) * self.row
             to = self.target.start + int(ids[begin]) * self.row
             source = self.source.start + begin * self.row
-            copy("aclrtMemcpyAsync", to, size, source, size, WITHIN, npu.stream)
+            if size:
+                copy("aclrtMemcpyAsync", to, size, source, size, WITHIN, npu.stream)
             begin = end
 
     def drop(self, npu: Npu) -> None:

@@ -62,7 +62,7 @@ class Weights:
     """Loads each weight of a file once for each device that uses it; constants likewise.
 
     `converted` says what a device made of them; `progress` is told after each weight, and
-    within one by devices that tell of it.
+    within one where the device tells of it.
     """
 
     def __init__(self, file: GGUFFile, progress: Progress | None = None) -> None:
