@@ -39,6 +39,8 @@ def large(path: str, steps: str) -> dict[str, float]:
         runner.decode([sequence], [1])
         last = stepping.counters()["busy"] - before
     needed = sum(part.nbytes(target) for part in (runner.weights, runner.states, runner.arenas))
+    rooms = stepping.programs().scratch, stepping.programs().workspace
+    needed += sum(room.nbytes for room in rooms)
     status = _open["cann:0"].status()
     with gguf.open(path) as file:
         inside = sum(t.nbytes for t in file.tensors.values())
