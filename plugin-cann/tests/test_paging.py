@@ -272,3 +272,26 @@ def test_where_rows_are_gathered(run: Run, model: Path, fault: str, laid: int) -
     given = {"fault": fault} if fault else {}
     done = run("910B", "-c", SHORT, model, laid, **given)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("by_whom", ["a step", "a file"])
+def test_what_is_not_finite(run: Run, model: Path, by_whom: str) -> None:
+    """One sequence's is never read by the next one that gets its block."""
+    done = run("910B", HERE / "doubtful.py", model, by_whom)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told == {"doubtful": True, "same": True, "placed": True}
+    assert "keys and values are gathered from now on" in done.stderr
+
+
+def test_memory_that_ends(run: Run, model: Path) -> None:
+    """What a load took is enough, is kept when more is refused, and found when it is idle."""
+    done = run("910B", HERE / "doubtful.py", model, "memory")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ran": True, "kept": True, "found": True}
+
+
+def test_a_cache_that_cannot_be_copied(run: Run, model: Path) -> None:
+    done = run("910B", HERE / "doubtful.py", model, "copy")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"same": True}

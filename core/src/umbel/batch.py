@@ -13,7 +13,7 @@ from umbel.models import StepShape
 from umbel.state import Mix, Taken
 from umbel.state import Sequence as Seq
 
-# As many new tokens for each sequence; whole texts of any length for an encoder.
+# As many new tokens for each sequence; or whole texts of any length, for hidden states.
 Batch = Sequence[tuple[Seq, list[int]]]
 Row = Sequence[int] | np.ndarray
 

@@ -60,7 +60,8 @@ class DeviceInfo:
     compute_dtype: str = "f32"  # intermediates live in this dtype
     token_buckets: tuple[int, ...] = ()  # the only token counts a step may have; () = any
     length_buckets: tuple[int, ...] = ()  # the only KV lengths; () = multiples of 256
-    grows: int = 0  # KV caches take memory as cells are used, from the front: blocks of so many
+    # KV caches take memory as cells are used, from the front, in blocks of so many (True: 1)
+    grows: int = 0
     opaque: bool = False  # a compiler: memory only for a split's inputs, outputs and state
     details: Mapping[str, object] = attrs.field(factory=dict)
 

@@ -183,11 +183,11 @@ class Runner:
         if self.buckets:
             n = _bucket(shape.n, self.buckets, "tokens in a step")
             tokens, sequences = (1, n) if tokens == 1 else (n, 1)
-        elif whole or (shape.hidden and not self.cache.slots):
+        elif whole or (shape.hidden and not self.cache.slots and not self.lengths):
             tokens = min(-(-tokens // ENCODED) * ENCODED, self.longest_piece)
         needed = shape.kv_length - shape.tokens + tokens
         length = -(-needed // LENGTH) * LENGTH
-        if self.lengths:
+        if self.lengths and not whole:
             length = _bucket(needed, self.lengths, "tokens of context")
         if whole:
             length = tokens
@@ -230,7 +230,7 @@ class Runner:
         tokens = self._whole(lengths[0])
         if self.buckets or not tokens:
             return 1
-        most = max(min(self.longest_piece, self.cache.cells.free) // tokens, 1)
+        most = max(self.longest_piece // tokens, 1)
         alike = sum(self._whole(length) == tokens for length in lengths[:most])
         return 1 << alike.bit_length() - 1
 
@@ -290,7 +290,8 @@ class Runner:
         taken: list[Taken] = []
         try:
             for sequence, ids in batch:
-                taken.append(self.cache.begin(sequence, len(ids)))
+                nowhere = Taken(np.zeros(len(ids), np.int32), 0)
+                taken.append(nowhere if whole else self.cache.begin(sequence, len(ids)))
             columns = self.adapters.columns
             feed = Feed(shape, batch, taken, not self.encodes, columns)
             logits = plan.run(feed.arrays(plan.names), self.stop)[0]

@@ -163,15 +163,17 @@ def test_texts_of_many_lengths_have_few_plans(load, monkeypatch, name):
 
 
 def test_beside_a_session(load, steps):
-    """Where its cells leave less room, fewer texts share a step."""
+    """However many cells sessions have: whole texts take none."""
     model = load("llama")
     texts = [[5 + n] * 12 for n in range(4)]
     expected = model.embed(texts)
     with model.open() as session:
-        session.logits([7] * 90)
+        session.logits([7] * model.ctx)
+        free = model.runner.cache.cells.free
         counts = steps(model)
         assert np.abs(model.embed(texts) - expected).max() <= 1e-5
-    assert [2, 2] == counts
+        assert model.runner.cache.cells.free == free == 0
+    assert [4] == counts
 
 
 def test_a_device_of_few_sizes(add_backend, load, shared):

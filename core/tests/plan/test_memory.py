@@ -253,6 +253,21 @@ def test_progress_within_a_weight(kit, guarded):
             small.weights.slot(small.weight(name, np.zeros(n)), target)
     within = [8, 16, 32, 32, 48, 64, 96, 96]
     assert told == [(n, 100) for n in (*within, 32, 96)]
+    told.clear()
+
+    def enough(*sizes):
+        told.append(sizes)
+        raise LookupError(sizes)
+
+    # what a caller raises is his, and not a fault of the device, which was at work
+    fake = Telling()
+    small, target = kit.Small(), fake.target()
+    small.weights.progress = enough
+    if guarded:
+        target = attrs.evolve(target, buffer_type=Memory(fake, target.device, target.lock))
+    with pytest.raises(LookupError):
+        small.weights.slot(small.weight("a", np.zeros(8)), target)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])

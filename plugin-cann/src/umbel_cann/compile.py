@@ -7,10 +7,12 @@ import logging
 import time
 import weakref
 from collections.abc import Hashable, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
 from umbel.errors import OutOfMemoryError
+from umbel.gguf.types import F16
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, SplitGraph
 
@@ -21,13 +23,13 @@ from umbel_cann.chips import Chip
 from umbel_cann.debug import Debug
 from umbel_cann.heap import Region, padded
 from umbel_cann.lowering import Keep, Lowering, Missing
-from umbel_cann.memory import NpuMemory
+from umbel_cann.memory import NpuBuffer, NpuMemory
 from umbel_cann.ops import LOWERINGS
 from umbel_cann.ops.divided import SCALE_FREE, carried
 from umbel_cann.ops.flash import blocked
 from umbel_cann.ops.fusion import Reads, pairs, rounded, steps
 from umbel_cann.paging import Cells, Laid
-from umbel_cann.program import Program, Room, workspace
+from umbel_cann.program import Program, Results, Room, workspace
 from umbel_cann.runtime import TO_DEVICE, Npu
 from umbel_cann.scratch import Scratch
 from umbel_cann.states import Written, written
@@ -104,6 +106,17 @@ def lowered(
     return to
 
 
+def _results(graph: SplitGraph) -> Results:
+    """The float results of a split that are read by the host, or by other devices."""
+    found: dict[NpuBuffer, dict[int, np.dtype[Any]]] = {}
+    for t in graph.outputs:
+        slot, kind = graph.slots[t.storage], np.dtype(t.dtype.numpy)
+        if t.storage.role is Role.NODE and kind.kind == "f":
+            assert isinstance(slot.buffer, NpuBuffer)
+            found.setdefault(slot.buffer, {})[slot.offset + t.offset] = kind
+    return tuple(found.items())
+
+
 @attrs.define(eq=False)
 class Programs:
     """Those of one NPU, by the split's uid and whether cells are in blocks."""
@@ -121,6 +134,7 @@ class Programs:
     workspace: Room = attrs.field(init=False)
     # of the models for which scratch memory was taken at load: it is not given back
     _users: weakref.WeakSet[Buffer] = attrs.field(factory=weakref.WeakSet, init=False)
+    _refused: int = attrs.field(default=-1, init=False)  # how often caches had moved then
 
     def __attrs_post_init__(self) -> None:
         self.scratch, self.workspace = Room(self.memory), Room(self.memory)
@@ -131,6 +145,13 @@ class Programs:
         """Takes the memory of a split; it stays for as long as the first of its weights."""
         self.npu.use()
         launches = self._laid_out(graph)[0].launches
+        if cells := self._cells_of(graph):  # in blocks it may need more, once caches have grown
+            with contextlib.suppress(Unsupported):
+                self._laid_out(graph, Laid.new(self.memory, cells.tensor, ahead=True))
+            for t, slot in graph.slots.items():
+                if t.role is Role.STATE and t.dtype is F16:
+                    assert isinstance(slot.buffer, NpuBuffer)
+                    slot.buffer.values = np.dtype(np.float16)
         if most := max((workspace(launch, self.npu) for launch in launches), default=0):
             self.workspace.at_least(most)
         for t, slot in graph.slots.items():
@@ -141,7 +162,7 @@ class Programs:
                 return
 
     def _tell_of_states(self, graph: SplitGraph) -> None:
-        """Whether they can grow to the end, now that a model has all its other memory."""
+        """Whether they can grow to the end, now that a model has what prompts need."""
         states = ((t, s.buffer) for t, s in graph.slots.items() if t.role is Role.STATE)
         left, free = sum(max(t.nbytes - b.nbytes, 0) for t, b in states), self.memory.free
         if left > free:
@@ -157,8 +178,7 @@ class Programs:
         states = program.written if program else written(graph.nodes, graph.slots)
         for rows in states:
             if found and cells and cells.cache in rows.states:
-                with contextlib.suppress(OutOfMemoryError):  # else rows are gathered
-                    rows.make_room(found.rows)
+                self._make_room_for_blocks(rows, found.rows)
             rows.make_room()
         if program is not None and program.moved not in (None, self.memory.moved):
             self._drop(key)  # what it knows of states lies elsewhere
@@ -173,6 +193,8 @@ class Programs:
             self._make_room_to_record()
         if program.laid is not None and found is not None:
             program.laid.put(self.npu, found)
+        for buffer, kinds in program.results:
+            buffer.results = kinds
         self.npu.flush()
         if self.debug:
             self.debug.run(program, self.npu, self.workspace)
@@ -181,10 +203,20 @@ class Programs:
         program.run(self.npu, self.workspace, record)
         self.npu.launched.append(Launched(program, graph, since))
 
+    def _make_room_for_blocks(self, rows: Written, wanted: int) -> None:
+        """More than is written, if there is memory for it: else rows are gathered, and nobody
+        asks again until some cache has grown."""
+        if self._refused == self.memory.moved:
+            return
+        try:
+            rows.make_room(wanted)
+        except OutOfMemoryError:
+            self._refused = self.memory.moved
+
     def _cells_of(self, graph: SplitGraph) -> Cells | None:
-        """What it gathers, where it is of use to know how that lies. After a fault no block is
-        read whose rows were not all written since: they may not be finite."""
-        if self.npu.faulted:
+        """What it gathers, where it is of use to know how that lies. No block is read any more
+        once some rows may not be finite: the mask would not hide them."""
+        if self.npu.doubtful:
             for key in [key for key in self.made if key[1]]:
                 self._drop(key)
             return None
@@ -208,9 +240,12 @@ class Programs:
         for key, program in idle.items():
             del self.made[key]
             program.drop(self.npu)
-        if not self._users:
+        unused = not self._users and self.scratch.nbytes + self.workspace.nbytes > 0
+        if unused:
+            self.npu.wait()
             self.scratch.give_back()
-        return bool(idle)
+            self.workspace.give_back()
+        return bool(idle) or unused
 
     def _make_room(self, program: Program) -> None:
         """The vendor's pool of executors has an end: those not used for longest go."""
@@ -226,19 +261,20 @@ class Programs:
     def _compile(
         self, graph: SplitGraph, states: tuple[Written, ...], in_blocks: bool
     ) -> Program:
-        cells = self._cells_of(graph) if in_blocks else None
-        laid = Laid.new(self.memory, cells.tensor) if cells else None
+        cells, laid = self._cells_of(graph) if in_blocks else None, None
         try:
+            laid = Laid.new(self.memory, cells.tensor) if cells else None
             to, region = self._laid_out(graph, laid, spare=4)
-        except Unsupported:  # attention does not take all that it is given in blocks
-            if laid is None:
+        except (Unsupported, OutOfMemoryError):  # gathering may take less, and everything
+            if cells is None:
                 raise
             laid = None
             to, region = self._laid_out(graph, spare=4)
         knows = any(t.role is Role.STATE for t in graph.slots)
         moved = self.memory.moved if knows else None
         laid = laid if to.blocks else None
-        program = Program(tuple(to.launches), region, states, moved, laid)
+        results = _results(graph) if self._cells_of(graph) else ()
+        program = Program(tuple(to.launches), region, states, moved, laid, results)
         self.debug.show(program, graph, to.scratch)
         return program
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -47,6 +47,8 @@ class NpuBuffer:
     # where they say, and states grow as far as they say.
     integers: dict[int, np.ndarray] = attrs.field(factory=dict)
     whole: bool = False  # what is written to it are whole tensors
+    values: np.dtype[Any] | None = None  # of a cache that attention reads in blocks
+    results: dict[int, np.dtype[Any]] = attrs.field(factory=dict)  # of steps, by offset
     grow: Callable[..., None] | None = None  # grow(buffer, bytes, ahead=): room for so many
 
     @property
@@ -60,10 +62,18 @@ class NpuBuffer:
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
         self.npu.copy(out.ctypes.data, self.handle + offset, nbytes, TO_HOST)
+        self._look_at(out, self.results.get(offset))
         return out
+
+    def _look_at(self, raw: np.ndarray, kind: np.dtype[Any] | None) -> None:
+        """A token whose keys or values are not finite has a result that is not, either."""
+        if kind is not None and not np.isfinite(raw.view(kind)).all():
+            self.npu.doubt("results that are not finite")
 
     def write(self, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data)
+        if self.values is not None:
+            self._look_at(raw.reshape(-1).view(np.uint8), self.values)
         if self.grow is not None and offset + raw.nbytes > self.nbytes:
             self.grow(self, offset + raw.nbytes)
         self.integers.pop(offset, None)
@@ -206,9 +216,10 @@ class NpuMemory:
     def _grow(self, most: int, buffer: NpuBuffer, nbytes: int, ahead: int = 0) -> None:
         """Other memory for a state, with what is in it: an eighth more than before at least."""
         size, old = max(nbytes, buffer.nbytes // 8 * 9), buffer.region
-        buffer.region = self.take(padded(min(size, most)), ahead, "state memory")
-        self.npu.copy(buffer.handle, old.address, old.nbytes, WITHIN)
-        self.npu.clear(buffer.handle + old.nbytes, buffer.nbytes - old.nbytes)
+        new = self.take(padded(min(size, most)), ahead, "state memory")
+        self.npu.copy(new.address, old.address, old.nbytes, WITHIN)
+        self.npu.clear(new.address + old.nbytes, new.nbytes - old.nbytes)
+        buffer.region = new  # not before what is in it is right
         self.moved += 1
 
     def store(

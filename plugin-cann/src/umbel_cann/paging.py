@@ -46,11 +46,12 @@ class Laid:
 
     cells: Tensor  # (S, L): the input that tells of them
     region: Region
+    ahead: bool = False  # nothing is run: caches count as if they had grown to the end
 
     @classmethod
-    def new(cls, memory: NpuMemory, cells: Tensor) -> Laid:
+    def new(cls, memory: NpuMemory, cells: Tensor, *, ahead: bool = False) -> Laid:
         nbytes = placed(cells.nbytes // BLOCK) + cells.nbytes
-        return cls(cells, memory.take(nbytes, 0, "tables of blocks"))
+        return cls(cells, memory.take(nbytes, 0, "tables of blocks"), ahead)
 
     @property
     def table(self) -> View:
@@ -85,7 +86,9 @@ class Cells:
         for node in graph.nodes:
             if node.op and node.op.name == "get_rows":
                 rows, ids = node.inputs
-                held = rows.storage.role is Role.STATE and ids.storage.role is Role.INPUT
+                cache, given = rows.storage, ids.storage
+                held = cache.role is Role.STATE and given.role is Role.INPUT
+                held = held and cache.dtype.name == "f16"
                 if held and len(ids.shape) == 2 and ids.shape[1] % BLOCK == 0:
                     written = integers(ids.storage, graph.slots)
                     return cls(ids.storage, rows.storage, written)
@@ -101,12 +104,12 @@ def in_blocks(cells: np.ndarray) -> Blocks | None:
     """Of cells (S, L), of which the first of a sequence that are 0 stand for none, as do the
     last ones: those that follow are blocks, of which the last may be begun."""
     sequences, length = cells.shape
-    first = (cells != 0).argmax(axis=1)
-    turned = (first[:, None] + np.arange(length, dtype=np.int32)) % length
+    first = (cells != 0).argmax(axis=1).astype(np.int32)
+    turned = (first[:, None] + np.arange(length, dtype=np.int32)) % np.int32(length)
     blocks = np.take_along_axis(cells, turned, 1).reshape(sequences, -1, BLOCK)
     begins = blocks[..., 0]
-    whole = (blocks == begins[..., None] + np.arange(BLOCK)) | (blocks == 0)
+    whole = (blocks == begins[..., None] + np.arange(BLOCK, dtype=np.int32)) | (blocks == 0)
     if not whole.all() or (begins % BLOCK).any():
         return None
-    order = turned + np.arange(sequences)[:, None] * length
-    return Blocks((begins // BLOCK).astype(np.int32), order.astype(np.int32))
+    order = turned + np.arange(sequences, dtype=np.int32)[:, None] * np.int32(length)
+    return Blocks(begins // BLOCK, order)

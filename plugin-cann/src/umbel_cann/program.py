@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
-from umbel.errors import CancelledError, DeviceError
+from umbel.errors import CancelledError, DeviceError, OutOfMemoryError
 from umbel.graph import Tensor
 
 from umbel_cann.acl import Acl
 from umbel_cann.acl.prototypes import names
 from umbel_cann.capture import Recording, record
 from umbel_cann.heap import Region
-from umbel_cann.memory import NpuMemory
+from umbel_cann.memory import NpuBuffer, NpuMemory
 from umbel_cann.paging import Laid
 from umbel_cann.runtime import WITHIN, Npu
 from umbel_cann.states import Written
@@ -27,6 +28,10 @@ _AGAIN = "aclSetAclOpExecutorRepeatable"
 
 # The second phase of an operator, the bytes of its workspace, its executor, and whose it is.
 Kept: TypeAlias = "tuple[Any, int, int, Call]"
+
+
+# Buffers, and the dtypes of the values in them that are to be finite, by offset.
+Results: TypeAlias = "tuple[tuple[NpuBuffer, dict[int, np.dtype[Any]]], ...]"
 
 
 class Launch(Protocol):
@@ -63,8 +68,14 @@ class Room:
     def at_least(self, nbytes: int) -> Region:
         """Who keeps the region keeps its memory, also when others need more."""
         if self._region is None or self._region.nbytes < nbytes:
+            had, kept = self.nbytes, weakref.ref(self._region) if self._region else None
             self._region = None  # before there is a new one
-            self._region = self.memory.take(nbytes, 0, "intermediate results")
+            try:
+                self._region = self.memory.take(nbytes, 0, "intermediate results")
+            except OutOfMemoryError:
+                if kept:  # it was taken for steps that still fit
+                    self._region = kept() or self.memory.take(had, 0, "intermediate results")
+                raise
         return self._region
 
     def give_back(self) -> None:
@@ -143,8 +154,8 @@ def workspace(launch: Launch, npu: Npu) -> int:
     acl, made = npu.acl, Descriptors(npu.acl)
     try:
         executor = launch._prepare(acl, made)
-        acl.function(_AGAIN)(executor)  # of those it is documented that they can be destroyed
-        acl.function("aclDestroyAclOpExecutor")(executor)
+        if not acl.function(_AGAIN)(executor):  # only such a one may be destroyed
+            acl.function("aclDestroyAclOpExecutor")(executor)
         acl.recent()
     except DeviceError as error:
         _name(error, launch, npu)
@@ -205,6 +216,7 @@ class Program:
     written: tuple[Written, ...] = ()  # states that it changes
     moved: int | None = None  # how often states had other memory; None: it knows none
     laid: Laid | None = None  # where it reads how cells lie in blocks
+    results: Results = ()  # what the host reads of it
     ready: bool = False  # it keeps executors
     recording: Recording | None = None
     recordable: bool = True  # as far as is known

@@ -68,6 +68,7 @@ class Weights:
     def __init__(self, file: GGUFFile, progress: Progress | None = None) -> None:
         self.file = file
         self.progress = progress
+        self.refused: BaseException | None = None  # what `progress` raised
         self.loaded, self.total = 0, sum(t.nbytes for t in file.tensors.values())
         # device -> "q4_k to f16" -> tensors
         self.converted: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -86,12 +87,17 @@ class Weights:
             if counts:
                 self.loaded += array.nbytes
                 self._tell(0)
+            if self.refused is not None:  # by a caller: no fault of the device
+                raise self.refused
         return self._slots[key]
 
     def _tell(self, more: int) -> None:
         """Of `more` bytes of the weight that is on its way, too."""
-        if self.progress:
-            self.progress(self.loaded + more, max(self.loaded + more, self.total))
+        if self.progress and self.refused is None:
+            try:
+                self.progress(self.loaded + more, max(self.loaded + more, self.total))
+            except BaseException as error:
+                self.refused = error
 
     def has(self, tensor: Tensor, target: Target) -> bool:
         """Whether it is loaded there."""

@@ -52,12 +52,11 @@ class Replicas(AbstractContextManager["Replicas"]):
         return replicas
 
     def next(self) -> Model:
-        """Where the next sequence goes: to the fewest jobs, then the most places that are free,
-        then in turn."""
+        """Where the next sequence goes: to the one with the fewest jobs, then in turn."""
         with self._lock:
             n = len(self.models)
             order = [self.models[(self._turn + i) % n] for i in range(n)]
-            chosen = min(order, key=lambda m: (m.engine.jobs, -m.runner.cache.room))
+            chosen = min(order, key=lambda m: m.engine.jobs)
             self._turn = self.models.index(chosen) + 1
             return chosen
 
@@ -79,8 +78,9 @@ class Replicas(AbstractContextManager["Replicas"]):
 
     def close(self) -> None:
         """Closes them all."""
-        for model in self.models:
-            model.close()
+        with ExitStack() as every:
+            for model in self.models:
+                every.callback(model.close)
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -39,7 +39,8 @@ def cache_of(reads: Reads, to: Lowering, node: Tensor, t: Tensor) -> Tensor | No
     known = to.laid is not None and cells.storage is to.laid.cells
     if not (whole and known and kept.dtype.name == "f16" and wide <= _WIDEST):
         return None
-    there = to.stored(cache).shape[0] // BLOCK
+    rows_there = cache if to.laid is not None and to.laid.ahead else to.stored(cache)
+    there = rows_there.shape[0] // BLOCK
     return cache if sequences * (length // BLOCK) <= there else None
 
 
