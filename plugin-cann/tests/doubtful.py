@@ -58,7 +58,7 @@ def what_is_not_finite(by_whom: str) -> dict[str, object]:
         )
     else:  # as a session that is read from a file
         buffer.write(offset, row)
-    doubtful = npu.doubtful
+    doubtful = bool(npu.doubtful)
     runner.cache.close(sequence)
     again = Sequence()
     same = np.array_equal(runner.forward(again, TEXT), expected)

@@ -134,6 +134,7 @@ class Programs:
     workspace: Room = attrs.field(init=False)
     # of the models for which scratch memory was taken at load: it is not given back
     _users: weakref.WeakSet[Buffer] = attrs.field(factory=weakref.WeakSet, init=False)
+    _gathers: bool = attrs.field(default=False, init=False)  # whatever the chip can
     _refused: int = attrs.field(default=-1, init=False)  # how often caches had moved then
 
     def __attrs_post_init__(self) -> None:
@@ -217,6 +218,10 @@ class Programs:
         """What it gathers, where it is of use to know how that lies. No block is read any more
         once some rows may not be finite: the mask would not hide them."""
         if self.npu.doubtful:
+            if self.chip.blocks and not self._gathers:
+                told = "cann:%d: keys and values are gathered from now on, after %s"
+                log.warning(told, self.npu.index, self.npu.doubtful)
+                self._gathers = True
             for key in [key for key in self.made if key[1]]:
                 self._drop(key)
             return None

@@ -68,7 +68,7 @@ class NpuBuffer:
     def _look_at(self, raw: np.ndarray, kind: np.dtype[Any] | None) -> None:
         """A token whose keys or values are not finite has a result that is not, either."""
         if kind is not None and not np.isfinite(raw.view(kind)).all():
-            self.npu.doubt("results that are not finite")
+            self.npu.doubtful = "values that are not finite"
 
     def write(self, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import logging
 import os
 import threading
 import time
@@ -31,8 +30,6 @@ THREAD_LEVEL = 0
 DDR, HBM = 0, 1
 SLICE = 0.5  # seconds of a wait, after which it is asked whether somebody has cancelled
 GRACE = 1.0  # and that a device then has to end what it is doing
-
-log = logging.getLogger("umbel.cann")
 
 
 class Process:
@@ -100,7 +97,7 @@ class Npu:
         self.acl, self.index, self.timeout = acl, index, timeout
         self.busy = False  # something was launched since the last wait
         self.cancelled = False
-        self.doubtful = False  # whether values that are not finite may lie in its caches
+        self.doubtful = ""  # why values that are not finite may lie in its caches
         self.on_close: list[Callable[[], None]] = []  # what gives memory back
         self.launched: list[Any] = []  # since the last wait
         # says more of the error of a wait, by its code and what was launched
@@ -138,7 +135,7 @@ class Npu:
         self.busy = False
         launched, self.launched = self.launched, []
         if code := self._synchronised(self.stream):
-            self.doubt("a fault of the chip")
+            self.doubtful = "a fault of the chip"
             if code == codes.SYNC_TIMEOUT and self.cancelled:
                 self.leave_stream()
                 self.acl.recent()
@@ -153,13 +150,6 @@ class Npu:
             raise error
         if launched:
             self.sent = {}
-
-    def doubt(self, why: str) -> None:
-        """From now on no cells are read but those that a step asks for."""
-        if not self.doubtful:
-            told = "cann:%d: keys and values are gathered from now on, after %s"
-            log.warning(told, self.index, why)
-        self.doubtful = True
 
     def settle(self, stream: int, what: str) -> None:
         """Waits for another stream; raises what went wrong in it."""
