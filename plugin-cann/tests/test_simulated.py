@@ -462,7 +462,7 @@ def test_ctrl_c_while_the_chip_hangs(tmp_path: Path, tried_out: Callable[[str], 
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     given: dict[str, Any] = {"env": env, "stdout": pipe, "stderr": pipe, "text": True}
     # whoever runs tests in the background has it ignored, by children too
-    with subprocess.Popen(command, preexec_fn=heard, **given) as process:  # noqa: PLW1509
+    with subprocess.Popen(command, preexec_fn=heard, **given) as process:
         time.sleep(4)
         process.send_signal(signal.SIGINT)
         begun = time.monotonic()
