@@ -154,8 +154,8 @@ def workspace(launch: Launch, npu: Npu) -> int:
     acl, made = npu.acl, Descriptors(npu.acl)
     try:
         executor = launch._prepare(acl, made)
-        if not acl.function(_AGAIN)(executor):  # only such a one may be destroyed
-            acl.function("aclDestroyAclOpExecutor")(executor)
+        acl.function(_AGAIN)(executor)  # of those it is documented that they can be destroyed;
+        acl.function("aclDestroyAclOpExecutor")(executor)  # of others it is tried, nothing more
         acl.recent()
     except DeviceError as error:
         _name(error, launch, npu)
