@@ -290,8 +290,11 @@ class Runner:
         taken: list[Taken] = []
         try:
             for sequence, ids in batch:
-                nowhere = Taken(np.zeros(len(ids), np.int32), 0)
-                taken.append(nowhere if whole else self.cache.begin(sequence, len(ids)))
+                if whole:
+                    places = Taken(np.zeros(len(ids), np.int32), 0)
+                else:
+                    places = self.cache.begin(sequence, len(ids))
+                taken.append(places)
             columns = self.adapters.columns
             feed = Feed(shape, batch, taken, not self.encodes, columns)
             logits = plan.run(feed.arrays(plan.names), self.stop)[0]
