@@ -161,7 +161,7 @@ def _report_devices(runner: Runner) -> None:
     plans = [runner.plan(step) for step in runner.usual]
     plan = max(plans, key=lambda plan: len(runner.elsewhere(plan)))
     elsewhere = [(p.target.name, p.origin.partition(".")[0]) for p in runner.elsewhere(plan)]
-    first, total = runner.targets[0].name, len(plan.placement.nodes)
+    first, total = plan.first.name, len(plan.placement.nodes)
     for name in dict.fromkeys(name for name, _ in elsewhere):
         kinds = Counter(what for where, what in elsewhere if where == name)
         told = ", ".join(f"{n} {what}" for what, n in kinds.items())

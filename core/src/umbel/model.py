@@ -49,8 +49,8 @@ class Model(AbstractContextManager["Model"]):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices in the order in which they are asked."""
-        return tuple(t.name for t in self.runner.targets)
+        """The devices in the order in which they are asked, those for prompts first."""
+        return tuple(t.name for t in self.runner.every)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

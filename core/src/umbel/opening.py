@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from umbel import gguf, loading
@@ -23,6 +24,7 @@ def load(
     path: str | os.PathLike[str],
     device: str = "auto",
     *,
+    prefill_device: str | None = None,
     ctx: int | None = None,
     parallel: int = 1,
     ubatch: int = 512,
@@ -46,6 +48,8 @@ def load(
     * `path`: a file, a folder with one model, a hub name (`owner/repo:file`), or "demo".
     * `device`: "auto" (the best real one), or names as `umbel devices` lists them, separated
       by commas; what the first cannot run goes to the next, and in the end to the host.
+    * `prefill_device`: computes prompts, where that is another than `device`, which has to be
+      able to read its memory: the keys and values stay where they are.
     * `ctx`: tokens of one sequence at most; None: what the model was trained for, up to 4096.
     * `parallel`: how many sequences can be that long at once.
     * `ubatch`: tokens of one step of prefill at most.
@@ -83,9 +87,11 @@ def load(
         draft_max = loading.number("draft_max", draft_max, 0)
         if offload_layers is not None:
             loading.number("offload_layers", offload_layers, 0)
-        devices = loading.targets(device, options, threads, strict)
+        opened = partial(loading.targets, options=options, threads=threads, strict=strict)
+        prefill = opened(prefill_device) if prefill_device else []
+        devices = opened(device)
         settings = Settings(
-            ctx=loading.context(definition, ctx, devices),
+            ctx=loading.context(definition, ctx, prefill + devices),
             parallel=loading.number("parallel", parallel, 1),
             ubatch=loading.number("ubatch", ubatch, 1),
             kv=loading.kv_dtype(definition, kv),
@@ -100,7 +106,7 @@ def load(
         if check_tensors:
             for name, info in file.tensors.items():
                 types.check(name, file.array(name), info.dtype, file.path)
-        runner = Runner(definition, devices, settings, progress)
+        runner = Runner(definition, devices, settings, progress, prefill)
         try:
             for adapter in loras:
                 runner.adapters.put(adapter)

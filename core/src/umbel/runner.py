@@ -57,18 +57,19 @@ class Runner:
         targets: Sequence[Target],
         settings: Settings,
         progress: Progress | None = None,
+        prefill: Sequence[Target] = (),
     ) -> None:
         self.definition = definition
-        self.targets = list(targets)
+        self.targets = list(targets)  # those of a decode step, and of all where none are below
         self.settings = settings
         self.progress = progress
         self.stop = Stop()  # while it is asked for, steps are refused
-        split, n_layer = settings.split, definition.hparams.n_layer
-        layers = stages(self.targets, n_layer, split, settings.offload)
-        self._placer = Placer(self.targets, definition.ops, layers)
+        self._placer = self._placer_on(self.targets)
+        self._prefill = self._placer_on(prefill) if prefill else self._placer
+        self.every = list(dict.fromkeys((*prefill, *targets)))
         self._plans: OrderedDict[StepShape, Plan] = OrderedDict()
         self._drawn: dict[StepShape, Graph] = {}  # at load, until there is a plan
-        infos = [t.info for t in targets]
+        infos = [t.info for t in self.every]
         self.buckets = next((i.token_buckets for i in infos if i.token_buckets), ())
         self.lengths = next((i.length_buckets for i in infos if i.length_buckets), ())
         self.widest = max(self.buckets, default=1 << 31)  # sequences or tokens of a step
@@ -97,6 +98,11 @@ class Runner:
 
     # set-up
 
+    def _placer_on(self, targets: Sequence[Target]) -> Placer:
+        n_layer, settings = self.definition.hparams.n_layer, self.settings
+        layers = stages(targets, n_layer, settings.split, settings.offload)
+        return Placer(targets, self.definition.ops, layers)
+
     def _make_memory(self) -> None:
         self.weights = Weights(self.definition.file, self.progress)
         self.arenas = Arenas(self._forget_plans)
@@ -123,16 +129,22 @@ class Runner:
     def _settle(self) -> tuple[list[ModelGraph], dict[str, Target]]:
         """The usual graphs, and where their states live, each kept as it is kept there."""
         kept: dict[str, DType] = {}
-        for i, target in enumerate(self.targets):
+        for i, target in enumerate(self.every):
             shape = attrs.evolve(self.state_shape, kept=partial(self._kept, kept, target))
             models = [self.definition.graph(step, shape) for step in self.usual]
-            homes = self._placer.homes([m.graph for m in models])
+            asked = models if self._prefill is self._placer else models[:2][-1:]
+            homes = self._prefill.homes([m.graph for m in asked])
             states = models[0].graph.leaves(Role.STATE)
-            tried = self.targets[: i + 1]
+            tried = self.every[: i + 1]
             kept |= {t.name: t.dtype for t in states if homes[t.name] in tried}
             if len(kept) == len(states):
                 break
         self.state_shape = shape
+        first = self.targets[0]
+        for home in homes.values():
+            if home not in self.targets and not first.reads(home):
+                msg = f"{first.name} cannot read what {home.name} keeps of a prompt"
+                raise DeviceError(msg, where="prefill_device", do="leave it out")
         return models, homes
 
     def _kept(self, known: Mapping[str, DType], home: Target, state: Tensor) -> DType:
@@ -148,19 +160,21 @@ class Runner:
         plan = self._plans.pop(shape, None)
         if plan is None:
             drawn = self._drawn.pop(shape, None)
-            plan = self.make(drawn or self.definition.graph(shape, self.state_shape).graph)
+            graph = drawn or self.definition.graph(shape, self.state_shape).graph
+            plan = self.make(graph, prefill=shape.tokens > 1)
             while len(self._plans) >= PLANS:
                 self._plans.popitem(last=False)[1].forget()
         self._plans[shape] = plan  # the last one again
         return plan
 
-    def make(self, graph: Graph) -> Plan:
+    def make(self, graph: Graph, *, prefill: bool = False) -> Plan:
         """A plan for any graph on this model's weights and state."""
         memory, check = (self.weights, self.states, self.arenas), self.settings.check
-        plan = make(graph, self._placer, *memory, check=check)
+        placer = self._prefill if prefill else self._placer
+        plan = make(graph, placer, *memory, check=check)
         if self.settings.strict and (elsewhere := self.elsewhere(plan)):
-            placed, first = elsewhere[0], self.targets[0].name
-            msg = f"{placed.origin} does not run on {first}"
+            placed = elsewhere[0]
+            msg = f"{placed.origin} does not run on {plan.first.name}"
             do = "leave out --strict, or choose another device"
             raise DeviceError(msg, where=placed.target.name, got=placed.reason, do=do)
         return plan
@@ -168,7 +182,7 @@ class Runner:
     def elsewhere(self, plan: Plan) -> list[Placed]:
         """What does not run on the first backend; casts and what is prepared for others are the
         host's work anyway."""
-        first, cast = self.targets[0].device.backend, self.definition.ops["cast"]
+        first, cast = plan.first.device.backend, self.definition.ops["cast"]
         nodes = (p for p in plan.placement.nodes if not p.ahead and p.node.op is not cast)
         return [p for p in nodes if p.target.device.backend != first]
 

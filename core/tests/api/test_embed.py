@@ -155,7 +155,9 @@ def test_texts_of_many_lengths_have_few_plans(load, monkeypatch, name):
         assert not states
     if name == "qwen3":
         graphs, make = [], model.runner.make
-        monkeypatch.setattr(model.runner, "make", lambda g: graphs.append(g) or make(g))
+        monkeypatch.setattr(
+            model.runner, "make", lambda g, **how: graphs.append(g) or make(g, **how)
+        )
         model.embed([[7] * 66])
         assert len(graphs) == 2
         model.embed([[7] * 70, [7] * 79])

@@ -320,24 +320,28 @@ class Recorder(Runner):
         self.graphs: list[Any] = []
         super().__init__(*args)
 
-    def make(self, graph: Any) -> Plan:
+    def make(self, graph: Any, **how: Any) -> Plan:
         self.graphs.append(graph)
-        self.made.append(super().make(graph))
+        self.made.append(super().make(graph, **how))
         return self.made[-1]
 
 
 @pytest.fixture
 def load() -> Iterator[Callable[..., Recorder]]:
-    """load(model, *fakes, **settings): a runner on these fakes and the host."""
+    """load(model, *fakes, **settings): a runner on these fakes and the host; prompts are
+    computed on those of `prefill` first, if there are any."""
     files: list[Any] = []
 
-    def loaded(name: str, *fakes: Fake, **settings: Any) -> Recorder:
+    def loaded(
+        name: str, *fakes: Fake, prefill: tuple[Fake, ...] = (), **settings: Any
+    ) -> Recorder:
         files.append(gguf.open(ORACLES / f"{name}.gguf"))
         found = architecture(files[-1].get("general.architecture", str))
         definition = ModelDefinition(files[-1], found, OPS)
         targets = [*(fake.target() for fake in fakes), host_target()]
         how = {"ctx": 64, "ubatch": 16, "parallel": 3} | settings
-        return Recorder(definition, targets, Settings(**how))
+        others = [*(fake.target() for fake in prefill), targets[-1]] if prefill else []
+        return Recorder(definition, targets, Settings(**how), None, others)
 
     yield loaded
     for file in files:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from umbel.errors import TemplateError
-from umbel.text import template as bounds
+from umbel.extras import template as bounds
 from umbel.text.chat import ChatTemplate, from_metadata
 
 FOLDER = Path(__file__).parent / "chat"

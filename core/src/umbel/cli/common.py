@@ -100,6 +100,8 @@ def add_load(
         add("--ctx", type=int, metavar="N", help=ctx)
         text = "the best first (auto)"
         add("--device", "--devices", default="auto", metavar="D[,D]", help=text)
+        text = "computes prompts, in the place of --device; it has to share its memory"
+        add("--prefill-device", metavar="D", help=text)
         add("--threads", "-t", type=int, default=0, metavar="N", help="0: its own choice (0)")
         named: dict[str, Any] = {"dest": "adapters", "type": scaled_file, "default": []}
         named |= {"metavar": "FILE[=SCALE]", "action": "append"}

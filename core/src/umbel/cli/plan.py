@@ -58,6 +58,6 @@ def _show_memory(model: Model) -> None:
     runner = model.runner
     kinds = (runner.weights, runner.states, runner.arenas)
     rows = [["device", "weights", "state", "compute"]]
-    for target in runner.targets:
+    for target in runner.every:
         rows.append([target.device.title, *(common.mib(k.nbytes(target)) for k in kinds)])
     common.show_table(rows)

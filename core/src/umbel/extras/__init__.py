@@ -1,2 +1,2 @@
-"""What stands on a package that not everybody has, one file for each extra; the package itself
-is imported when it is needed."""
+"""What stands on another package and can be read by itself, one file for each; the package is
+imported when it is needed, and most of them not everybody has."""

@@ -144,7 +144,8 @@ class Placer:
         candidates = order = self._preferred(node)
         if states := states_of(node):
             home = homes[states[0].name]
-            candidates = [home, *(t for t in order if t is not home and t.reads(home))]
+            candidates = [home] if home in self.targets else []  # another one's, for prefill
+            candidates += [t for t in order if t is not home and t.reads(home)]
         for target in candidates:
             if self._can(node, target):
                 better = order[: order.index(target)]

@@ -87,6 +87,7 @@ class Step:
 
 @attrs.frozen(eq=False)
 class Plan:
+    first: Target  # the device that was to run it
     placement: Placement
     steps: tuple[Step, ...]
     inputs: tuple[Located, ...]
@@ -211,7 +212,8 @@ def make(
         ((state, states.slots[state.storage.name]), (new, binder.made(new)), ids)
         for state, new, ids in placement.row_writes
     ]
-    return Plan(placement, steps, tuple(inputs), tuple(outputs), tuple(row_writes), check)
+    first, ends = placer.targets[0], (tuple(inputs), tuple(outputs), tuple(row_writes))
+    return Plan(first, placement, steps, *ends, check)
 
 
 def _check_room(splits: Sequence[Split], weights: Weights) -> None:

@@ -55,7 +55,7 @@ class ChatTemplate:
 
         What could become a text of `control`, and is not the template's own, is marked.
         """
-        from umbel.text import template  # imports jinja2, which takes a tenth of a second
+        from umbel.extras import template  # imports jinja2, which takes a tenth of a second
 
         source = self.tool_use if tools and self.tool_use else self.source
         given = {**options, "messages": messages, "tools": tools or None}

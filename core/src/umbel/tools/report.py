@@ -79,7 +79,7 @@ def observe(model: Model, rows: Sequence[Mapping[str, Any]], said: Sequence[str]
     logits, tokens = _answer(model, ids, min(TOKENS, model.ctx) - len(ids))
     told = {
         "model": _model(model),
-        "devices": [_target(model, target) for target in model.runner.targets],
+        "devices": [_target(model, target) for target in model.runner.every],
         "plans": _plans(model),
         "speeds": list(rows),
         "notes": list(said),
