@@ -1,0 +1,88 @@
+"""Programs to an .mlpackage, on any system: Core ML's public form of them.
+
+Several programs become several functions of one package, which share equal weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from umbel_ane.coreml import CoremlError, tools
+from umbel_ane.coreml.translate import Files, build
+from umbel_ane.mil.program import Program
+
+SUFFIX = ".mlpackage"
+
+
+@attrs.frozen(eq=False)
+class Source:
+    """A program, and the contents of its weight files by their paths in its text."""
+
+    program: Program
+    weights: Files
+
+
+def export(source: Source, path: Path) -> Path:
+    """Writes the package of one program, whose function is called `main`.
+
+    It stands there as a whole or not at all: it is made beside `path` and moved.
+    """
+    return _placed(path, lambda made: _convert(source).save(str(made)))
+
+
+def export_all(sources: Mapping[str, Source], path: Path) -> Path:
+    """Writes one package with a function of each name; the first is the default."""
+    ct = tools()
+
+    def write(made: Path) -> None:
+        functions = ct.utils.MultiFunctionDescriptor()
+        for i, (name, source) in enumerate(sources.items()):
+            part = made.parent / f"{i}{SUFFIX}"
+            _convert(source).save(str(part))
+            functions.add_function(
+                str(part), src_function_name="main", target_function_name=name
+            )
+        functions.default_function_name = next(iter(sources))
+        ct.utils.save_multifunction(functions, str(made))
+
+    return _placed(path, write)
+
+
+def _convert(source: Source) -> Any:
+    ct = tools()
+    made = build(source.program, source.weights)
+    try:
+        return ct.convert(
+            made,
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT32,  # types stay what they are
+            skip_model_load=True,
+        )
+    except Exception as error:  # it has no type of its own
+        msg = "coremltools cannot convert a program"
+        got = f"{type(error).__name__}: {error}"
+        raise CoremlError(msg, where=source.program.main.name, got=got) from error
+
+
+def _placed(path: Path, write: Callable[[Path], object]) -> Path:
+    if path.suffix != SUFFIX:
+        msg = "a Core ML package has another ending"
+        raise CoremlError(msg, where=path, expected=SUFFIX, got=path.suffix or "none")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar for each of its passes
+            write(made)
+        if path.exists():
+            shutil.rmtree(path)
+        made.replace(path)
+    return path

@@ -1,0 +1,1 @@
+"""Running programs: surfaces and what fills them, loading with canaries, steps, updates."""

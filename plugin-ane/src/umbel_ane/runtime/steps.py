@@ -1,0 +1,182 @@
+"""Splits of a plan on the Neural Engine: each made once, then filled, evaluated and read.
+
+A split is lowered, cut into programs and bound to surfaces. What one program leaves another
+reads in the same surface; only what enters or leaves the split is copied.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import numpy as np
+from umbel.errors import CancelledError
+from umbel.hookspecs import SplitGraph
+
+from umbel_ane.compiler.ir import Shape4
+from umbel_ane.compiler.ports import Between, Port, Source, Whole
+from umbel_ane.compiler.programs import Compiled
+from umbel_ane.drivers import Request, Surface
+from umbel_ane.runtime.feeds import Feed, HeldFeed, Slots, Target, feed, nbytes, window
+from umbel_ane.runtime.programs import Loaded, Programs
+from umbel_ane.runtime.surfaces import Pool
+
+# compile(graph, held): programs for a split, with its weights as their inputs if `held`
+Compile = Callable[[SplitGraph, bool], Sequence[Compiled]]
+
+
+@attrs.frozen(eq=False)
+class Outlet:
+    """Where the values of an output surface go in the core's memory."""
+
+    target: Target  # in the surface
+    into: np.ndarray  # turned likewise
+
+    def empty(self) -> None:
+        with self.target.surface.lock(read_only=True) as memory:
+            np.copyto(self.into, self.target.within(memory), casting="same_kind")
+
+
+@attrs.frozen(eq=False)
+class Evaluation:
+    """One program in a split: what fills its inputs, and what it is given."""
+
+    loaded: Loaded
+    request: Request
+    feeds: tuple[Feed, ...]
+    outlets: tuple[Outlet, ...]
+
+
+@attrs.define(eq=False)
+class Split:
+    """A split that can run."""
+
+    evaluations: tuple[Evaluation, ...]
+    surfaces: tuple[Surface, ...]
+    held: bool  # its weights are inputs
+
+    @property
+    def programs(self) -> list[Loaded]:
+        return [e.loaded for e in self.evaluations]
+
+    @property
+    def weights(self) -> list[HeldFeed]:
+        feeds = (each for e in self.evaluations for each in e.feeds)
+        return [each for each in feeds if isinstance(each, HeldFeed)]
+
+
+@attrs.define(eq=False)
+class Splits:
+    """Those of one device, by the split's uid; the ones used last are kept."""
+
+    compile: Compile
+    programs: Programs
+    pool: Pool
+    cancelled: bool = attrs.field(default=False, init=False)  # set from any thread
+    made: OrderedDict[int, Split] = attrs.field(factory=OrderedDict, init=False)
+
+    def ready(self, graph: SplitGraph, *, held: bool | None = None) -> Split:
+        """The split, made if it is not there; what was used last is dropped last."""
+        split = self.made.pop(graph.uid, None)
+        if split is None:
+            split = self._make(graph, self._shared(graph) if held is None else held)
+        self.made[graph.uid] = split
+        return split
+
+    def run(self, graph: SplitGraph) -> None:
+        split = self.ready(graph)
+        for one in split.evaluations:
+            if self.cancelled:
+                msg = "the step was cancelled"
+                raise CancelledError(msg)
+            for each in one.feeds:
+                each.fill()
+            one.loaded.evaluate(one.request)
+            for outlet in one.outlets:
+                outlet.empty()
+
+    def forget(self, uid: int) -> None:
+        if (split := self.made.pop(uid, None)) is not None:
+            self.programs.give(split.programs)
+            self.pool.give(split.surfaces)
+
+    def clear(self) -> None:
+        while self.made:
+            self.forget(next(iter(self.made)))
+
+    def _shared(self, graph: SplitGraph) -> bool:
+        """With --check each node is a split: more programs than a process may compile, unless
+        nodes that are alike share one, and get their weights as inputs."""
+        driver, single = self.programs.driver, len(graph.nodes) == 1
+        return single and driver.compiles >= (driver.profile.compile_limit or 1 << 30) // 3
+
+    def _make(self, graph: SplitGraph, held: bool) -> Split:
+        compiled = self.compile(graph, held)
+        while self.made and self.programs.room < len(compiled):
+            self.forget(next(iter(self.made)))
+        programs = self.programs.take(compiled)
+        binder = Binder(self.pool, graph.slots, compiled)
+        try:
+            evaluations = [binder.bound(*pair) for pair in zip(compiled, programs, strict=True)]
+        except BaseException:
+            self.programs.give(programs)
+            self.pool.give(binder.surfaces.values())
+            raise
+        return Split(tuple(evaluations), tuple(binder.surfaces.values()), held)
+
+
+Key = tuple[Source, Shape4, str]  # what a surface holds, and in which form
+
+
+@attrs.define(eq=False)
+class Binder:
+    """Gives each value that the programs of a split exchange a surface."""
+
+    pool: Pool
+    slots: Slots
+    compiled: Sequence[Compiled]
+    surfaces: dict[Key, Surface] = attrs.field(factory=dict, init=False)
+    _filled: set[Key] = attrs.field(factory=set, init=False)
+
+    def bound(self, compiled: Compiled, loaded: Loaded) -> Evaluation:
+        """By the ports of this split: the program may have been loaded for another whose text
+        and weights are the same."""
+        inputs = {port.name: self._surface(port) for port in compiled.inputs}
+        outputs = {port.name: self._surface(port) for port in compiled.outputs}
+        feeds = [self._feed(port) for port in compiled.inputs]
+        outlets = [
+            self._outlet(p, p.source) for p in compiled.outputs if type(p.source) is Whole
+        ]
+        request = Request(
+            [inputs[name] for name in loaded.order.inputs],
+            [outputs[name] for name in loaded.order.outputs],
+        )
+        return Evaluation(loaded, request, tuple(filter(None, feeds)), tuple(outlets))
+
+    def _surface(self, port: Port) -> Surface:
+        key = _key(port)
+        if key not in self.surfaces:
+            self.surfaces[key] = self.pool.take(max(map(nbytes, self._ports())))
+        return self.surfaces[key]
+
+    def _ports(self) -> Iterator[Port]:
+        return (p for c in self.compiled for p in (*c.inputs, *c.outputs))
+
+    def _feed(self, port: Port) -> Feed | None:
+        """What fills it; None where that was done for a program before."""
+        if (key := _key(port)) in self._filled:
+            return None
+        self._filled.add(key)
+        return feed(port.source, port, self.surfaces[key], self.slots)
+
+    def _outlet(self, port: Port, source: Whole) -> Outlet:
+        shape = [source.tensor.shape[a] for a in source.axes]
+        target = Target.of(self._surface(port), port, shape)
+        return Outlet(target, window(source.tensor, self.slots).transpose(source.axes))
+
+
+def _key(port: Port) -> Key:
+    if isinstance(port.source, Between):
+        return port.source, (0, 0, 0, 0), port.dtype  # whatever shape its reader gives it
+    return port.source, port.shape, port.dtype

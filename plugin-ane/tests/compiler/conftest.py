@@ -1,0 +1,8 @@
+"""What the compiler's tests share stands beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

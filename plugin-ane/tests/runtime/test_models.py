@@ -1,0 +1,161 @@
+"""Models on the strict profile give what the host gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+GREEDY: dict[str, Any] = {"max_tokens": 64, "temperature": 0}
+STORY = "Once upon a time"
+MODELS = ("gpt2", "llama", "qwen2", "qwen3")
+CLOSE = 2e-2  # of the largest logit: float16 through all layers
+
+
+def _oracle(oracles: Path, name: str) -> dict[str, np.ndarray]:
+    with np.load(oracles / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def _apart(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+def test_a_story(load) -> None:
+    """The host's text, in prefill and 64 steps of decode."""
+    texts = [
+        load("stories260K", device=d).generate(STORY, **GREEDY).read()
+        for d in ("host", "ane:0")
+    ]
+    assert texts[1] == texts[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(load, oracles, name) -> None:
+    """Of a prompt in one step, and token by token."""
+    data, model = _oracle(oracles, name), load(name)
+    assert _apart(model.logits(data["ids"]), data["ref"]) <= CLOSE
+    with model.open() as session:
+        rows = np.array([session.feed([int(i)]) for i in data["ids"][:6]])
+    assert _apart(rows, data["ref"][:6]) <= CLOSE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_text(load, name) -> None:
+    """The host's, or different from where its two best logits are as near as float16 rounds."""
+    host, ane = load(name, device="host"), load(name)
+    with host.open() as one, ane.open() as other:
+        due, gap = host.tokenize(STORY), 0.0
+        for _ in range(64):
+            wanted, got = one.feed(due), other.feed(due)
+            gap = float(np.abs(got - wanted).max())
+            best = np.sort(wanted)[-2:]
+            if wanted.argmax() != got.argmax():
+                assert best[1] - best[0] <= 2 * gap
+                assert gap <= CLOSE * np.abs(wanted).max()
+            due = [int(wanted.argmax())]
+
+
+def test_everything_runs_there(load) -> None:
+    """Of a llama: nothing but lookups is left to the host."""
+    model = load("stories260K")
+    for step in model.runner.usual:
+        assert model.runner.elsewhere(model.runner.plan(step)) == []
+
+
+def test_embeddings(load, oracles) -> None:
+    data = _oracle(oracles, "bert")
+    assert _apart(load("bert").hidden(data["ids"]), data["ref"]) <= CLOSE
+
+
+# adapters
+
+
+def test_adapters_in_a_batch(load, oracles, health) -> None:
+    """One step of two sequences: with the adapter, and without."""
+    data = _oracle(oracles, "llama-lora")
+    model = load("llama", adapters=oracles / "llama-lora.gguf")
+    sessions, ids = [model.open(mix) for mix in (None, {})], data["ids"]
+    for session in sessions:
+        session.feed(ids[:8])
+    sequences = [session._sequence for session in sessions]
+    rows = model.engine.call(lambda: model.runner.decode(sequences, [int(ids[8])] * 2))
+    for row, key in zip(rows, ("ref", "base"), strict=True):
+        assert _apart(row, data[key][8]) <= CLOSE
+    assert _apart(data["base"][8], data["ref"][8]) > 10 * CLOSE
+    for session in sessions:
+        session.close()
+
+
+def test_an_adapter_is_swapped_without_a_compile(load, oracles, health) -> None:
+    path, data = oracles / "llama-lora.gguf", _oracle(oracles, "llama-lora")
+    model = load("llama", adapters=path)
+    assert _apart(model.logits(data["ids"]), data["ref"]) <= CLOSE
+    before = health()
+    model.unload_adapter("llama-lora")
+    model.load_adapter(path, "again")
+    assert _apart(model.logits(data["ids"], adapters="again"), data["ref"]) <= CLOSE
+    after = health()
+    assert after["compiles"] == before["compiles"]
+    assert after["programs"] == before["programs"]
+
+
+# starting again
+
+AGAIN = """
+import json, sys, umbel
+from umbel import plugins
+with umbel.load(sys.argv[1], device="ane:0", ctx=128) as model:
+    text = model.generate("Once upon a time", max_tokens=8, temperature=0).read()
+    device = plugins.get().find("ane:0")
+    told = dict(plugins.get().backends["ane"].status(device))
+print(json.dumps({"text": text, "compiles": told["compiles"], "canaries": told["canaries"]}))
+"""
+
+
+def test_a_second_start_compiles_nothing(oracles, tmp_path) -> None:
+    env = {**os.environ, "UMBEL_ANE_SIMULATOR": "orion-m4-macos15"}
+    env["XDG_CACHE_HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", AGAIN, str(oracles / "stories260K.gguf")]
+    done = [
+        json.loads(subprocess.run(command, env=env, check=True, capture_output=True).stdout)
+        for _ in range(2)
+    ]
+    first, second = (int(d["compiles"].split()[0]) for d in done)
+    assert first > 0
+    assert second == 0
+    assert done[0]["text"] == done[1]["text"]
+    assert done[1]["canaries"] == f"{first} passed, 0 failed"
+
+
+# what goes wrong
+
+
+def test_a_profile_that_does_not_exist(load, monkeypatch) -> None:
+    """It is found, and says what is wrong when it is opened."""
+    from umbel import plugins
+    from umbel.errors import UmbelError
+
+    monkeypatch.setenv("UMBEL_ANE_SIMULATOR", "m99")
+    assert plugins.get().find("ane:0").simulated
+    with pytest.raises(UmbelError, match="no such profile"):
+        load("stories260K")
+
+
+def test_compiles_are_counted(load, oracles, health, monkeypatch, tmp_path, caplog) -> None:
+    """Where this process may not compile any more another one does, and it is said."""
+    from umbel_ane.drivers.simulator import Simulator
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = load("stories260K", ubatch=16)
+    wanted = load("stories260K", device="host").generate(STORY, **GREEDY).read()
+    monkeypatch.setattr(Simulator, "compiles", property(lambda _: 119))
+    assert model.generate(STORY, **GREEDY).read() == wanted
+    assert "further ones are compiled in another process" in caplog.text
+    assert health()["canaries"].endswith(", 0 failed")
