@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import longer  # noqa: E402, F401 - its sessions are this file's, too
 from environments import (  # noqa: E402
+    ANE,
     BESIDE,
     CANN,
     CASES,
@@ -24,6 +25,7 @@ from environments import (  # noqa: E402
     KERNELS,
     NUMA,
     RELU_SQR,
+    STRICT,
     TOY,
     USUAL,
     conformance,
@@ -31,7 +33,7 @@ from environments import (  # noqa: E402
 )
 
 nox.needs_version = ">=2024.4"
-nox.options.sessions = ["lint", "types", "core", "real", "docs", "native", "cann", "kit"]
+nox.options.sessions = ["lint", "types", "core", "real", "docs", "native", "cann", "ane", "kit"]
 nox.options.sessions += ["isolation"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
@@ -44,7 +46,8 @@ def lint(session: nox.Session) -> None:
     run = environment(session, "checks")
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
-    run("lint-imports", PYTHONPATH=os.pathsep.join(("plugin-numa/src", f"{CANN}/src")))
+    sources = ("plugin-numa/src", f"{CANN}/src", f"{ANE}/src")
+    run("lint-imports", PYTHONPATH=os.pathsep.join(sources))
     run("python", "tests/budget.py")
 
 
@@ -52,7 +55,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Types of all distributions, strict."""
     sources = ("core/src", "plugins/src/umbel_kit", "plugin-numa/src")
-    sources += (f"{CANN}/src", f"{CANN}/simulator/src")
+    sources += (f"{CANN}/src", f"{CANN}/simulator/src", f"{ANE}/src")
     examples = (f"{TOY}/src", f"{RELU_SQR}/src")
     environment(session, "checks")("mypy", *sources, *examples)
 
@@ -84,7 +87,7 @@ def docs(session: nox.Session) -> None:
     run("mkdocs", "build", "--strict", "--site-dir", str(folder / "site"))
     wheels = str(folder / "wheels")  # of what pages install beside the core
     make = ("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels)
-    run(*make, NUMA, CANN, f"{CANN}/simulator")
+    run(*make, NUMA, CANN, f"{CANN}/simulator", ANE)
     run("pytest", "tests/docs", *BESIDE, *session.posargs, UMBEL_WHEELS=wheels)
     _coverage(session, "--check")
 
@@ -107,6 +110,15 @@ def cann(session: nox.Session) -> None:
     kept = str(Path(session.create_tmp()).absolute())  # what chips can do, as it was tried out
     for chip in CHIPS:
         conformance(run, "cann", UMBEL_CANN_SIMULATOR=chip, XDG_CACHE_HOME=kept)
+
+
+@nox.session(venv_backend="none")
+def ane(session: nox.Session) -> None:
+    """The backend for the Apple Neural Engine; the conformance suite by the strict rules."""
+    run = environment(session, "ane")
+    run("pytest", f"{ANE}/tests", *BESIDE, "-m", USUAL, *session.posargs)
+    kept = str(Path(session.create_tmp()).absolute())  # what was compiled
+    conformance(run, "ane", UMBEL_ANE_SIMULATOR=STRICT, XDG_CACHE_HOME=kept)
 
 
 @nox.session(venv_backend="none")

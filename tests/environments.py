@@ -14,6 +14,8 @@ KIT = ("-e", "./core[completion,convert,grammar,quantize]", "-e", "./plugins")
 NUMA = "./plugin-numa"
 CANN = "./plugin-cann"
 CHIPS = ("310B", "310P", "910B")  # that its simulator has
+ANE = "./plugin-ane"
+STRICT = "orion-m4-macos15"  # of the Neural Engine's profiles, which its simulator follows
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
@@ -31,6 +33,7 @@ ENVIRONMENTS = {  # the names of folders in .nox, and what each install command 
         ("--no-deps", NUMA),
     ),
     "cann": ((*TESTING, *KIT, "-e", RELU_SQR, "-e", CANN), ("--no-deps", f"{CANN}/simulator")),
+    "ane": ((*TESTING, *KIT, "-e", RELU_SQR, "-e", f"{ANE}[coreml]"), DEMO),
 }
 BESIDE = ("-n", "auto", "--dist", "worksteal")  # tests run beside each other
 USUAL = "not isolation and not demo"

@@ -157,3 +157,13 @@ def test_a_decomposition_that_overflows(made_for, good):
     (expected,) = evaluate(Graph((node,), (node,)), feeds)
     (actual,) = evaluate(parts, feeds, dtype=F16)
     assert (fault("rms_norm", "f16", expected, actual) is None) is good
+
+
+@pytest.mark.parametrize("op", ["cont", "concat", "add"])
+def test_a_device_may_say_that_it_drops_nan(op):
+    """Then a number may stand where a NaN was, and nothing else may change."""
+    lost = changed(_1=math.nan)
+    assert (fault(op, "f16", lost, changed(_1=0.0)) is None) == (op == "add")
+    assert fault(op, "f16", lost, changed(_1=0.0), drops_nan=True) is None
+    assert fault(op, "f16", lost, changed(_0=7.0, _1=0.0), drops_nan=True)
+    assert fault(op, "f16", ONE, changed(_1=math.nan), drops_nan=True)

@@ -39,10 +39,12 @@ FOLDERS = ROOT / "core/tests/tools/convert/conftest.py"
 OURS = {  # what `pip install` is told, and what that brings
     "./plugin-numa": ("plugin-numa",),
     "./plugin-cann": ("plugin-cann", "plugin-cann/simulator"),
+    "./plugin-ane": ("plugin-ane",),
     "CHECKOUT/plugin-cann": ("plugin-cann",),
     "CHECKOUT/plugin-cann/simulator": ("plugin-cann/simulator",),
 }
 CHIP = "310B"  # that the simulator is
+STRICT = "orion-m4-macos15"  # the rules that the other one follows
 SETUP = "plugin-cann/src/umbel_cann/setup_board.py"  # is run where it stands
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 NOT_RUN = 8  # blocks at most
@@ -135,6 +137,8 @@ class Desk:
         own |= {f"XDG_{kind}_HOME": str(self.folder / kind) for kind in ("CONFIG", "CACHE")}
         if (site / "umbel_cann").exists():
             own["UMBEL_CANN_SIMULATOR"] = CHIP
+        if (site / "umbel_ane").exists():
+            own["UMBEL_ANE_SIMULATOR"] = STRICT
         return {**os.environ, **own}
 
     def lay_out(self) -> None:

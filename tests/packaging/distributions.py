@@ -69,6 +69,12 @@ DISTRIBUTIONS = (
     ),
     Distribution("plugin-cann", "umbel-plugin-cann", "umbel_cann", ("umbel_cann/py.typed",)),
     Distribution(
+        "plugin-ane",
+        "umbel-plugin-ane",
+        "umbel_ane",
+        ("umbel_ane/py.typed", "umbel_ane/profiles/orion-m4-macos15.toml"),
+    ),
+    Distribution(
         "plugins/examples/toy-accelerator",
         "umbel-example-toy",
         "umbel_toy",

@@ -85,6 +85,7 @@ class Opened:
 
     def _details(self) -> dict[str, object]:
         chip, profile = self.driver.info(), self.driver.profile
+        lacks = {"drops_nan": True} if profile.drops_nan else {}
         return {
             "chip": chip.architecture,
             "cores": chip.cores,
@@ -93,6 +94,7 @@ class Opened:
             "driver": self.driver.name,
             "simulated": self.driver.simulated,
             "profile": profile.name,
+            **lacks,
         }
 
     def status(self) -> Mapping[str, object]:

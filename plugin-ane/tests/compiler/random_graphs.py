@@ -52,7 +52,9 @@ class _Maker:
         """sqrt, rsqrt and exp of what they are defined for."""
         op, x = self.one_of("sqrt", "rsqrt", "exp", "pow"), self.pick()
         x = self.build.add(self.build.unary("sigmoid", x), 0.25)
-        return self.build.pow(x, self.one_of(-0.5, 1.0, 2.0)) if op == "pow" else self.raw(op, x)
+        return (
+            self.build.pow(x, self.one_of(-0.5, 1.0, 2.0)) if op == "pow" else self.raw(op, x)
+        )
 
     def binary(self) -> Node:
         op, x = self.one_of("add", "sub", "mul"), self.pick()
@@ -74,9 +76,9 @@ class _Maker:
     def matmul(self) -> Node:
         x = self.pick()
         y = self.pick(
-            lambda n: n.dtype == x.dtype
-            and n.shape[:2] == x.shape[:2]
-            and x.shape[3] in n.shape[2:]
+            lambda n: (
+                n.dtype == x.dtype and n.shape[:2] == x.shape[:2] and x.shape[3] in n.shape[2:]
+            )
         )
         if y is None:
             return self.build.matmul(x, x, transpose_y=True)

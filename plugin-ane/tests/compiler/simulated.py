@@ -22,7 +22,9 @@ KINDS = {"fp16": np.float16, "fp32": np.float32}
 
 
 def lowered(graph: Graph) -> Lowered:
-    return Lowered(graph, {n.name: n.name for n in graph.inputs()}, {n: n for n in graph.outputs})
+    return Lowered(
+        graph, {n.name: n.name for n in graph.inputs()}, {n: n for n in graph.outputs}
+    )
 
 
 def compiled(graph: Graph, profile: Profile, **options: object) -> list[Compiled]:
@@ -31,8 +33,9 @@ def compiled(graph: Graph, profile: Profile, **options: object) -> list[Compiled
 
 def broken_rules(program: Compiled) -> list[tuple[int, str, str]]:
     """What breaks one of the 20 constraints or a limit; figures of speed (17) are left out."""
-    sizes = [program.input_bytes] * len(program.inputs), [program.output_bytes] * len(
-        program.outputs
+    sizes = (
+        [program.input_bytes] * len(program.inputs),
+        [program.output_bytes] * len(program.outputs),
     )
     made = Made(
         program.profile, parse(program.text.decode()), program.weights, *sizes, program.text

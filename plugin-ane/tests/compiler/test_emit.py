@@ -73,7 +73,7 @@ def test_programs_break_no_rule_and_compute_what_the_graph_says(name: str) -> No
     programs = compiled(graph, load(name))
     assert [found for p in programs for found in broken_rules(p)] == []
     got = by_simulator(programs, values)
-    close(got, {k: v for k, v in evaluate(graph, values).items()}, 8e-3)
+    close(got, evaluate(graph, values), 8e-3)
     close(got, by_reference(programs, values), ROUNDING)
 
 
@@ -95,6 +95,16 @@ def test_ports_are_sorted_as_declared() -> None:
         names = [port_name("a", i, count) for i in range(count)]
         assert names == sorted(names)
         assert len(names[0]) >= 3
+
+
+def test_many_ports_are_bound_as_they_are_filled() -> None:
+    b = IRBuilder()
+    parts = [b.input(f"x{i}", (1, 4, 1, 16)) for i in range(12)]
+    graph = Graph({f"y{i}": b.mul(x, float(i + 1)) for i, x in enumerate(parts)})
+    programs = compiled(graph, STRICT)
+    assert broken_rules(programs[0]) == []
+    values = {f"x{i}": np.full((1, 4, 1, 16), i, np.float16) for i in range(12)}
+    close(by_simulator(programs, values), evaluate(graph, values), 0)
 
 
 def test_a_split_is_one_statement() -> None:

@@ -17,7 +17,7 @@ from umbel_ane.compiler.passes.casts import casts
 from umbel_ane.compiler.passes.constraints import broken, constraints
 from umbel_ane.compiler.passes.dead import dead
 from umbel_ane.compiler.passes.identities import identities
-from umbel_ane.compiler.passes.sram import sram, worst
+from umbel_ane.compiler.passes.sram import over
 from umbel_ane.compiler.reference import evaluate
 from umbel_ane.profile import load
 
@@ -74,7 +74,7 @@ def test_all_operations_occur_in_random_graphs() -> None:
     """Else the properties above would say less than they seem to."""
     seen: set[str] = set()
 
-    @settings(deadline=None, max_examples=200, database=None)
+    @settings(deadline=None, max_examples=300, database=None, derandomize=True)
     @given(sample=samples())
     def collect(sample: Sample) -> None:
         seen.update(n.op for n in sample.graph.nodes())
@@ -92,6 +92,15 @@ def test_what_the_passes_remove() -> None:
     y = b.cast(b.reshape(b.cast(y, "fp32"), (1, 1, 4, 16)), "fp16")
     y = b.slice(b.pad(y, (0, 0, 1, 0), (0, 0, 1, 0)), (0, 0, 1, 0), (1, 1, 2, 16))
     assert ops(run(Graph({"y": y}), STRICT).graph) == {"slice": 1, "reshape": 1}
+
+
+def test_a_slice_that_reads_padding_too_keeps_it() -> None:
+    b = IRBuilder()
+    padded = b.pad(b.input("x", (1, 4, 1, 16)), (0, 2, 0, 0), (0, 2, 0, 0))
+    graph = Graph({f"y{n}": b.slice(padded, (0, n, 0, 0), (1, 4, 1, 16)) for n in (1, 2, 3)})
+    made = dead(graph)
+    same_bits(graph, made, {"x": np.ones((1, 4, 1, 16), np.float16)})
+    assert ops(made) == {"pad": 1, "slice": 2}  # y2 is x
 
 
 @pytest.mark.parametrize("kept", ["add", "fp32"])
@@ -151,31 +160,44 @@ def test_what_cannot_be_repaired_is_named(change: dict[str, object], said: str) 
         assert STRICT.name in str(caught.value)
 
 
-def scores(heads: int = 12, tokens: int = 256) -> Graph:
+def scores(layers: int = 1, heads: int = 12, tokens: int = 256) -> Graph:
     """Attention whose scores are what is large."""
-    b = IRBuilder("blk.0.attention")
-    q, k, v = (b.input(n, (1, heads, tokens, 16)) for n in "qkv")
-    mask = b.input("mask", (1, 1, tokens, tokens))
-    s = b.add(b.mul(b.matmul(q, k, transpose_y=True), 0.25), mask)
-    return Graph({"y": b.matmul(b.softmax(s), v)})
+    b = IRBuilder()
+    x, mask = b.input("x", (1, heads, tokens, 16)), b.input("mask", (1, 1, tokens, tokens))
+    for i in range(layers):
+        b.name = f"blk.{i}.attention"
+        k, v = (b.input(f"{n}{i}", (1, heads, tokens, 16)) for n in "kv")
+        s = b.add(b.mul(b.matmul(x, k, transpose_y=True), 0.25), mask)
+        x = b.matmul(b.softmax(s), v)
+    return Graph({"y": x})
 
 
 def small_sram(nbytes: int):
     return attrs.evolve(STRICT, costs=attrs.evolve(STRICT.costs, sram_bytes=nbytes))
 
 
-def test_what_exceeds_the_on_chip_memory_is_cut_in_pieces() -> None:
-    graph = scores()
-    peak, node = worst(graph)
-    assert peak > 3 << 20
-    assert node is not None
-    made = sram(graph, small_sram(3 << 20))
-    assert worst(made)[0] <= 3 << 20
-    assert ops(made)["softmax"] >= 2
+@pytest.mark.parametrize(
+    ("layers", "nbytes", "pieces"), [(1, 2 << 20, 2), (3, 2 << 20, 2), (2, 11 << 17, 4)]
+)
+def test_what_exceeds_the_on_chip_memory_is_cut_in_pieces(
+    layers: int, nbytes: int, pieces: int
+) -> None:
+    """No more of them than it takes."""
+    graph = scores(layers)
+    assert len(over(graph, nbytes)) >= 3 * layers  # scaled, masked, softmax
+    made = run(graph, small_sram(nbytes))
+    assert over(made.graph, nbytes) == []
+    assert made.warnings == ()
+    assert ops(made.graph)["softmax"] == pieces * layers
     rng = np.random.default_rng(0)
     values = {n.name: rng.standard_normal(n.shape).astype(np.float16) for n in graph.inputs()}
-    before, after = evaluate(graph, values)["y"], evaluate(made, values)["y"]
+    before, after = evaluate(graph, values)["y"], evaluate(made.graph, values)["y"]
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)
+
+
+def test_inputs_that_wait_in_their_surfaces_do_not_count() -> None:
+    """A cache of many layers is no reason to cut any of them."""
+    assert ops(run(scores(20), small_sram(5 << 20)).graph) == ops(scores(20))
 
 
 def test_what_stays_too_large_is_said_with_its_place() -> None:

@@ -177,3 +177,54 @@ def test_a_budget_is_known_before_the_first_compile() -> None:
     with pytest.raises(DeviceError, match="prefill 64"):
         require(planned, 5)
     assert budget([("decode", lowered(graphs["decode"]))], M1).warning is None
+
+
+def decode(layers: int, width: int, hidden: int, heads: int, cache: int = 1024) -> Graph:
+    """The shape of a decode step: attention over a cache that is an input, no weight read."""
+
+    def unread() -> np.ndarray:
+        raise AssertionError
+
+    b, head = IRBuilder(), width // heads
+
+    def linear(x: Node, name: str, out: int) -> Node:
+        w = b.weight(Weight(f"blk.{i}.{name}", unread), (out, x.shape[1], 1, 1))
+        return b.add(b.conv1x1(x, w), b.weight(Weight(f"{i}.{name}.b", unread), (1, out, 1, 1)))
+
+    x, mask = b.input("x", (1, width, 1, 16)), b.input("mask", (1, 1, 16, cache))
+    ends = {}
+    for i in range(layers):
+        b.name = f"blk.{i}"
+        q, k, v = (linear(x, n, width) for n in "qkv")
+        ends |= {f"k{i}": k, f"v{i}": v}
+        keys, values = (b.input(f"{n}{i}", (1, heads, cache, head)) for n in ("keys", "values"))
+        rows = b.transpose(b.reshape(q, (1, heads, head, 16)), (0, 1, 3, 2))
+        p = b.softmax(b.add(b.matmul(rows, keys, transpose_y=True), mask))
+        a = b.reshape(b.transpose(b.matmul(p, values), (0, 1, 3, 2)), (1, width, 1, 16))
+        x = b.add(x, linear(a, "o", width))
+        h = linear(x, "up", hidden)
+        h = b.mul(h, b.unary("sigmoid", h))
+        x = b.add(x, linear(h, "down", width))
+    return Graph({"y": x, **ends})
+
+
+GPT2, LLAMA = (12, 768, 3072, 12), (32, 4096, 14336, 32)  # 124M; 8B, but for its gate
+
+
+@pytest.mark.parametrize(
+    ("profile", "shape", "most"),
+    [
+        (STRICT, GPT2, 1),
+        (load("m4-macos27"), GPT2, 1),
+        (attrs.evolve(STRICT, max_program_ops=64), GPT2, 5),
+        (M1, GPT2, 9),  # 12 weight files a layer, at most 16
+        (STRICT, LLAMA, 6),  # 12 GB of weights
+    ],
+    ids=["gpt2", "gpt2-macos27", "gpt2-64-operations", "gpt2-m1", "llama"],
+)
+def test_dispatches_of_a_decode_step(
+    profile: Profile, shape: tuple[int, int, int, int], most: int
+) -> None:
+    planned = budget([("decode", lowered(decode(*shape)))], profile)
+    assert planned.total <= most
+    assert planned.fits

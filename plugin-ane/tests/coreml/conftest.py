@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from umbel_ane.coreml.export import Source
 from umbel_ane.coreml.translate import evaluate
 from umbel_ane.mil.blob import write_blob
 from umbel_ane.mil.parse import parse
+
+# the compiler's random graphs
+sys.path.insert(0, str(Path(__file__).parents[1] / "compiler"))
 
 FILE = "@model_path/weights/weight.bin"
 

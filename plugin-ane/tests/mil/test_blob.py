@@ -133,7 +133,7 @@ def broken(at: int, form: str, value: int) -> bytes:
         (broken(72, "<Q", 15), 64, None, "whole number of values"),
         (broken(88, "<Q", 4), 64, None, "bits unused"),
         (broken(0, "<I", 1), 0, None, "no weight begins"),
-        (broken(0, "<I", 1), 128, None, "no weight begins"),
+        (broken(0, "<I", 1) + bytes(48), 128, None, "no weight begins"),
         (broken(0, "<I", 1), 160, None, "lies outside"),
         (broken(0, "<I", 1), -1, None, "lies outside"),
         (broken(0, "<I", 1), 64, "fp32", "another data type"),

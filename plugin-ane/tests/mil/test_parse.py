@@ -191,6 +191,7 @@ def test_no_sense_at_length(text: str) -> None:
     assert time.process_time() - before < 2
 
 
+@pytest.mark.clock
 def test_speed() -> None:
     """2,000 statements in less than 0.3 s."""
     line = "tensor<fp16, [1, 4]> v{} = conv(dilations = d, pad = p, strides = s, x = v{})"

@@ -106,7 +106,10 @@ class Framework(FakeObjc):
         assert again.hex_id == given.hex_id, "other files are staged than were described"
 
     def _staged(self, model: Object) -> tuple[bytes, dict[str, bytes]]:
-        given, folder = model.value["sim"].descriptor, self.temporary / model.value["sim"].hex_id
+        given, folder = (
+            model.value["sim"].descriptor,
+            self.temporary / model.value["sim"].hex_id,
+        )
         found = {path: folder / path.removeprefix("@model_path/") for path in given.weights}
         try:
             text = (folder / "model.mil").read_bytes()
@@ -192,9 +195,13 @@ class Framework(FakeObjc):
         if self.order == "none":
             return self._dictionary({})
         if self.order == "live":
-            ports = [self._array([self._dictionary({"Name": text(n)}) for n in s]) for s in sides]
+            ports = [
+                self._array([self._dictionary({"Name": text(n)}) for n in s]) for s in sides
+            ]
             live = dict(zip(("LiveInputList", "LiveOutputList"), ports, strict=True))
-            return self._dictionary({"NetworkStatusList": self._array([self._dictionary(live)])})
+            return self._dictionary(
+                {"NetworkStatusList": self._array([self._dictionary(live)])}
+            )
         keys = "kANEFModelInputSymbolsArrayKey", "kANEFModelOutputSymbolsArrayKey"
         arrays = [self._array([text(n) for n in side]) for side in sides]
         described = self._dictionary(dict(zip(keys, arrays, strict=True)))
@@ -209,6 +216,4 @@ class Framework(FakeObjc):
     def _dictionary(self, items: dict[str, int]) -> int:
         names = [self._text(key) for key in items]
         holds = [self.at(a) for a in (*names, *items.values())]
-        return self.make(
-            "NSDictionary", dict(zip(names, items.values(), strict=True)), holds
-        )
+        return self.make("NSDictionary", dict(zip(names, items.values(), strict=True)), holds)

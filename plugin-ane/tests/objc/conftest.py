@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ def private(framework: Framework) -> Iterator[Private]:
     driver = Private.open(framework)
     yield driver
     driver.close()
+    gc.collect()  # what an error's traceback holds
     assert not framework.objects
     assert not framework.living_surfaces
     assert not framework.pools

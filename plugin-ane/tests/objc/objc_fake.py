@@ -2,7 +2,7 @@
 encodings, retain counts, autorelease pools; Foundation's plain objects; IOSurfaces.
 
 It is strict where the real one is not: what would crash there, or read nonsense, raises
-FakeCrash; each call goes through a ctypes function of the types that the caller gave, which have
+FakeCrash; each call goes through a ctypes function of the types that the caller gave: they have
 to be those of the method's encoding. Encodings are written out here again on purpose.
 """
 
@@ -17,7 +17,14 @@ from typing import Any
 import attrs
 
 _P = ctypes.c_void_p
-CTYPES = {"v": None, "@": _P, "^@": ctypes.POINTER(_P), "^v": _P, "^{__IOSurface=}": _P}
+CTYPES = {
+    "v": None,
+    "@": _P,
+    ":": _P,
+    "^@": ctypes.POINTER(_P),
+    "^v": _P,
+    "^{__IOSurface=}": _P,
+}
 CTYPES |= {"B": ctypes.c_bool, "I": ctypes.c_uint, "q": ctypes.c_longlong}
 CTYPES |= {"Q": ctypes.c_ulonglong, "*": ctypes.c_char_p}
 

@@ -22,7 +22,7 @@ def test_the_input_is_recorded() -> None:
     ]
     first, again = canary.inputs(ports), canary.inputs(ports)
     assert all(np.array_equal(first[name], again[name]) for name in first)
-    assert np.std(first["a00"].astype(np.float32)) == pytest.approx(1, abs=0.3)
+    assert np.std(first["a00"].astype(np.float32)) == pytest.approx(canary.SIZE, rel=0.3)
     assert first["a01"].sum(axis=3).tolist() == [[[1, 1, 1]]]
     assert set(np.unique(first["a02"]).tolist()) == {MASKED, 0.0}
 

@@ -192,7 +192,7 @@ def test_rows_of_a_cache_at_random(seed) -> None:
     for _ in range(60):
         what = draw.integers(4)
         if what == 0:
-            cache.write(int(draw.integers(40)), float(draw.integers(1000)))
+            cache.write(int(draw.integers(1, 40)), float(draw.integers(1000)))
         elif what == 1:
             row = draw.integers(1, 40, draw.integers(1, 9)).tolist()
         else:
@@ -202,7 +202,17 @@ def test_rows_of_a_cache_at_random(seed) -> None:
         cache.step(row)
 
 
-def test_a_table_that_moved_on_copies_one_row(monkeypatch) -> None:
+def test_padding_is_not_read_again() -> None:
+    """Row 0 is written whenever a step has padding; what it held was as good."""
+    cache = Cache(1, 8, (0, 2, 1), 0)
+    cache.step([1, 2, 3])
+    held = cache.values[0].copy()
+    cache.write(0, 99)
+    cache.values[0] = held
+    cache.step([1, 2, 3, 4])
+
+
+def test_a_table_that_moved_on_copies_one_row() -> None:
     """What was gathered before is not gathered again."""
     cache = Cache(1, 8, (0, 2, 1), 0)
     cache.step([1, 2, 3])

@@ -69,6 +69,18 @@ def test_everything_runs_there(load) -> None:
         assert model.runner.elsewhere(model.runner.plan(step)) == []
 
 
+def test_prompts_here_and_answers_on_the_host(load, health) -> None:
+    """Keys and values stay where they are, and the host reads them there."""
+    wanted = load("stories260K", device="host").generate(STORY, **GREEDY).read()
+    model = load("stories260K", device="host", prefill_device="ane:0")
+    assert model.generate(STORY, **GREEDY).read() == wanted
+    asked = "Once upon a time, there was a little girl named Lily. She loved to"
+    plain = load("stories260K", device="host").generate(asked, **GREEDY).read()
+    before = health()["dispatches"]
+    assert model.generate(asked, **GREEDY).read() == plain
+    assert health()["dispatches"] == before + 1
+
+
 def test_embeddings(load, oracles) -> None:
     data = _oracle(oracles, "bert")
     assert _apart(load("bert").hidden(data["ids"]), data["ref"]) <= CLOSE
@@ -119,8 +131,10 @@ print(json.dumps({"text": text, "compiles": told["compiles"], "canaries": told["
 """
 
 
-def test_a_second_start_compiles_nothing(oracles, tmp_path) -> None:
-    env = {**os.environ, "UMBEL_ANE_SIMULATOR": "orion-m4-macos15"}
+@pytest.mark.parametrize("profile", ["orion-m4-macos15", "m4-macos27"])
+def test_a_second_start_compiles_nothing(oracles, tmp_path, profile) -> None:
+    """Where a load reads what is staged, too."""
+    env = {**os.environ, "UMBEL_ANE_SIMULATOR": profile}
     env["XDG_CACHE_HOME"] = str(tmp_path)
     command = [sys.executable, "-c", AGAIN, str(oracles / "stories260K.gguf")]
     done = [

@@ -9,7 +9,8 @@ is the largest number. Where it is NaN (inf - inf, 0 * inf, a NaN that came in) 
 device that computes in float32 is no number either: NaN, or infinite, since it depends on the
 formula what becomes of infinities. In a narrower dtype any answer will do there, since
 accelerators may have no NaN. Everywhere else the result is finite, so a NaN in one row never
-reaches another. Operations that only move values keep all of them as they are.
+reaches another. Operations that only move values keep all of them as they are, but for NaN on
+a device that says of itself that it drops them (`drops_nan` among its details).
 """
 
 from __future__ import annotations
@@ -80,7 +81,13 @@ def nmse(expected: np.ndarray, actual: np.ndarray) -> float:
 
 
 def fault(
-    op: str, dtype: str, expected: np.ndarray, actual: np.ndarray, stored: str = ""
+    op: str,
+    dtype: str,
+    expected: np.ndarray,
+    actual: np.ndarray,
+    stored: str = "",
+    *,
+    drops_nan: bool = False,
 ) -> str | None:
     """What is wrong with a result, or None."""
     if expected.shape != actual.shape:
@@ -89,6 +96,8 @@ def fault(
     wrong = _differs(expected, actual) if op in MOVES else ~np.isfinite(actual) & finite
     wrong |= np.isinf(expected) & ~_beyond(dtype, expected, actual)
     wrong |= _made_up(dtype, expected, actual)
+    if drops_nan:
+        wrong &= ~np.isnan(expected)
     if wrong.any():
         return _told(expected, actual, np.argwhere(wrong)[0])
     return excess(expected, actual, limit(op, dtype, stored))

@@ -227,11 +227,17 @@ def trial(call: Call, target: Target) -> str:
         value, states = Subject(target).run(call)
     except AssertionError as error:
         return str(error).partition("\n")[0]  # pytest adds what it knows of an assertion
-    return fault(call, target.info.compute_dtype, value, states)
+    drops_nan = bool(target.info.details.get("drops_nan"))
+    return fault(call, target.info.compute_dtype, value, states, drops_nan=drops_nan)
 
 
 def fault(
-    call: Call, dtype: str, result: np.ndarray, states: Mapping[Tensor, np.ndarray]
+    call: Call,
+    dtype: str,
+    result: np.ndarray,
+    states: Mapping[Tensor, np.ndarray],
+    *,
+    drops_nan: bool = False,
 ) -> str:
     """What is wrong with the result or the states of a call; empty if nothing is."""
     (expected, kept), case = reference(call), call.case
@@ -240,7 +246,9 @@ def fault(
         return compare.edge_fault(own, expected, result) or ""
     found = None
     if not call.writes:
-        found = compare.fault(case.op, dtype, expected, result, case.stored)
+        found = compare.fault(
+            case.op, dtype, expected, result, case.stored, drops_nan=drops_nan
+        )
     for t, array in kept.items():
         wanted, got = (dequantise(a, t.dtype) for a in (array, states[t]))
         found = found or _strays(t, call.arrays[t], array, states[t])

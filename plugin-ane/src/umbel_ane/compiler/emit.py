@@ -69,9 +69,9 @@ def emit(
             files.add(node)
     writer = _Writer(files.placed(version))
     given = {node.name: node for node in nodes if node.op == "input"}
-    values = [Value(name, _type(given[name])) for name in inputs if name in given]
-    for name in inputs:
-        writer.names[given[name]] = name
+    read = [name for name in inputs if name in given]
+    values = [Value(name, _type(given[name])) for name in read]
+    writer.names.update({given[name]: name for name in read})
     writer.write(nodes, {name: graph.outputs[name] for name in outputs})
     main = Function("main", OPSET, tuple(values), tuple(writer.statements), tuple(outputs))
     return Emitted(Program(VERSION, (main,), BUILD_INFO), files.files)

@@ -71,7 +71,8 @@ def counts(graph: Graph, profile: Profile) -> Counts:
 def live(graph: Graph) -> Iterator[tuple[Node, int]]:
     """Each operation, with the bytes of the activations that are live while it runs.
 
-    Constants are not counted: weights are streamed. Reshapes share memory with what they read.
+    Constants are not counted: weights are streamed. An input lies in its surface until it is
+    first read. Reshapes share memory with what they read.
     """
     nodes = graph.nodes()
     root: dict[Node, Node] = {}
@@ -80,7 +81,7 @@ def live(graph: Graph) -> Iterator[tuple[Node, int]]:
         root[node] = root[node.inputs[0]] if same else node
     last = {root[x]: i for i, node in enumerate(nodes) for x in node.inputs}
     last.update((root[n], len(nodes)) for n in graph.outputs.values())
-    level = sum(n.nbytes for n in nodes if n.op == "input")
+    level, waiting = 0, {n for n in nodes if n.op == "input"}
     dying: dict[int, int] = {}
     for node, i in last.items():
         if node.op != "const":
@@ -88,6 +89,8 @@ def live(graph: Graph) -> Iterator[tuple[Node, int]]:
     for i, node in enumerate(nodes):
         if node.op not in ("input", "const"):
             level += node.nbytes if root[node] is node else 0
+            level += sum(x.nbytes for x in waiting.intersection(node.inputs))
+            waiting.difference_update(node.inputs)
             yield node, level
         level -= dying.get(i, 0)
 

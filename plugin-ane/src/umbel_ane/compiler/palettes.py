@@ -2,8 +2,8 @@
 
 A second lossy step, after whatever quantisation the model file has: its blocks have scales of
 their own, which one table for many channels cannot keep. So it is done on request only, with
-a table for every few output channels, found by k-means in one dimension (Lloyd's). Where a group has no more different values than its table has entries, nothing is
-lost.
+a table for every few output channels, found by k-means in one dimension (Lloyd's). Where
+a group has no more different values than its table has entries, nothing is lost.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _spread(ordered: np.ndarray, size: int) -> np.ndarray:
     points = ordered[np.linspace(0, len(ordered) - 1, 8 * size + 1).astype(np.intp)]
     steps = np.cumsum(np.diff(points.astype(np.float64)) ** (2 / 3))
     wanted = (np.arange(size) + 0.5) / size * steps[-1]
-    return np.interp(wanted, np.concatenate([[0.0], steps]), points)
+    means: np.ndarray = np.interp(wanted, np.concatenate([[0.0], steps]), points)
+    return means
 
 
 def error(node: Node, weight: Weight) -> float:

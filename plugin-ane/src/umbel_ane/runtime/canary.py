@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
-from umbel.graph import MASKED, Role
+from umbel.graph import MASKED
 
 from umbel_ane.compiler.ports import Held, OneHot, Port, Whole
 from umbel_ane.runtime.feeds import plain_shape
@@ -22,7 +22,7 @@ from umbel_ane.runtime.feeds import plain_shape
 LIMIT = 1e-3  # of the squared error over the squared values, each output by itself
 # float16's own rounding gives 1e-7 to 1e-5 through a few layers; what is bound wrong, stale or
 # masked differently gives 0.1 and more
-SMALL = 0.125  # the size of factors that are multiplied with each other
+SIZE = 0.1  # of values: larger ones make attention choose one token, and which is chance
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -64,9 +64,8 @@ def _values(port: Port) -> np.ndarray:
         return np.where(hidden, MASKED, 0).astype(np.float16)
     if isinstance(source, Held):
         return np.asarray(source.weight.read(), np.float16).reshape(port.shape)
-    small = isinstance(source, Whole) and source.tensor.role is Role.STATE  # factors, as LoRA's
     values = draw.standard_normal(port.shape, np.float32)
-    return (values * (SMALL if small else 1)).astype(np.float16)
+    return (values * SIZE).astype(np.float16)
 
 
 def compare(

@@ -235,11 +235,12 @@ class RowsFeed:
         written = self._buffer.since(self._mark)
         if written is None:
             return False
-        same = np.array_equal(before, ids)
-        if not same and not np.array_equal(before[..., 1:], ids[..., :-1]):
+        moved = bool((before[..., 1:] == ids[..., :-1]).all())
+        same = not moved and bool((before == ids).all())
+        if not (moved or same):
             return False
         old = before if same else before[..., 1:]
-        if written and np.isin(old, self._rows_of(written)).any():
+        if any(((old >= a) & (old <= b)).any() for a, b in self._rows_of(written)):
             return False
         if not same:
             self._shift(memory, into.strides[-2])
@@ -247,11 +248,23 @@ class RowsFeed:
             into[..., -1, :] = rows[ids[..., -1]]
         return True
 
-    def _rows_of(self, written: Sequence[tuple[int, int]]) -> np.ndarray:
+    def _rows_of(self, written: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The first and last row of each piece that was written; neighbours as one.
+
+        Row 0 of a state is nobody's: padding is written there, and masked where it is read.
+        """
         table, slot = self.source.tensor, self.slots[self.source.tensor.storage]
         start, size = slot.offset + table.offset, table.strides[0]
-        spans = [((at - start) // size, (at + n - 1 - start) // size) for at, n in written]
-        return np.concatenate([np.arange(first, last + 1) for first, last in spans])
+        found: list[tuple[int, int]] = []
+        for at, n in written:
+            first, last = (at - start) // size, (at + n - 1 - start) // size
+            if last == 0:
+                continue
+            if found and found[-1][1] == first - 1:
+                found[-1] = found[-1][0], last
+            else:
+                found.append((first, last))
+        return found
 
     def _shift(self, memory: np.ndarray, stride: int) -> None:
         """Everything one id forward. Values are packed, so that all of them lie one stride

@@ -6,6 +6,7 @@ reads in the same surface; only what enters or leaves the split is copied.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,6 +22,8 @@ from umbel_ane.drivers import Request, Surface
 from umbel_ane.runtime.feeds import Feed, HeldFeed, Slots, Target, feed, nbytes, window
 from umbel_ane.runtime.programs import Loaded, Programs
 from umbel_ane.runtime.surfaces import Pool
+
+log = logging.getLogger("umbel")
 
 # compile(graph, held): programs for a split, with its weights as their inputs if `held`
 Compile = Callable[[SplitGraph, bool], Sequence[Compiled]]
@@ -75,6 +78,7 @@ class Splits:
     pool: Pool
     cancelled: bool = attrs.field(default=False, init=False)  # set from any thread
     made: OrderedDict[int, Split] = attrs.field(factory=OrderedDict, init=False)
+    _told: set[str] = attrs.field(factory=set, init=False)  # warnings of the compiler
 
     def ready(self, graph: SplitGraph, *, held: bool | None = None) -> Split:
         """The split, made if it is not there; what was used last is dropped last."""
@@ -92,6 +96,7 @@ class Splits:
                 raise CancelledError(msg)
             for each in one.feeds:
                 each.fill()
+            one.loaded.dispatches += 1
             one.loaded.evaluate(one.request)
             for outlet in one.outlets:
                 outlet.empty()
@@ -113,6 +118,10 @@ class Splits:
 
     def _make(self, graph: SplitGraph, held: bool) -> Split:
         compiled = self.compile(graph, held)
+        for warning in (w for c in compiled for w in c.warnings):
+            if warning not in self._told:
+                log.warning("%s: %s", self.programs.device, warning)
+                self._told.add(warning)
         while self.made and self.programs.room < len(compiled):
             self.forget(next(iter(self.made)))
         programs = self.programs.take(compiled)

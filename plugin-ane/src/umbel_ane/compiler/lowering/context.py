@@ -21,7 +21,7 @@ from umbel_ane.compiler.lowering.layout import (
     size,
     sizes,
 )
-from umbel_ane.compiler.lowering.moves import arranged, const, exact, padded
+from umbel_ane.compiler.lowering.moves import WIDE, arranged, const, exact, padded
 from umbel_ane.compiler.ports import Source, Whole
 from umbel_ane.profile import Profile
 
@@ -119,14 +119,19 @@ def _values(data: np.ndarray) -> Weight:
 
 
 def natural(core: tuple[Atoms, ...], *, state: bool = False) -> Place:
-    """(tokens, features) is [1, features, 1, tokens]; a state lies as in memory."""
+    """(tokens, features) is [1, features, 1, tokens], and with heads (tokens, heads, size)
+    likewise; a state lies as in memory, and so does what has tokens further behind."""
     if state:
         rows = core[:-2] if len(core) > 1 else ()
         return (), flat(rows), flat(core[-2:-1]), core[-1]
-    if len(core) == 4:
+    if len(core) == 4 and (not core[1] or (core[2] and core[3])):
         return core[0], core[1], core[2], core[3]
-    if len(core) == 3:
+    if len(core) == 3 and size(core[0]) == 2:  # cosines and sines of the tokens
         return placed([(*core[0], *core[2])], core[1])
+    if len(core) == 3 and size(flat(core[1:])) > WIDE:  # rows of sequences
+        return core[0], core[2], (), core[1]
+    if len(core) > 2:
+        return placed([flat(core[1:])], core[0])
     return placed([core[-1] if core else ()], core[0] if len(core) == 2 else ())
 
 

@@ -64,8 +64,7 @@ def lower(
     `Refused` for what `unsupported` refuses too.
     """
     c = Context(profile, options or Options(), weight_of)
-    computed = {node: node for node in split.nodes if not _is_view(node)}
-    for node in computed:
+    for node in (n for n in split.nodes if not _is_view(n)):
         c.b.name = node.label
         for t in node.inputs:
             _resolve(c, t)

@@ -29,6 +29,8 @@ from umbel_ane.compiler.lowering.layout import (
     substituted,
 )
 
+WIDE = 16384  # what an axis of a chip takes at least
+
 
 def arranged(b: IRBuilder, v: Value, place: Place) -> Value:
     """The value with its atoms at `place`. Padding stays where the last axis does."""
@@ -59,6 +61,8 @@ def _turned(b: IRBuilder, node: Node, source: Atoms, target: Atoms, tail: int) -
     at = {atom: i for i, atom in enumerate(source)}
     now = sorted(wanted, key=lambda run: at[run[0]])
     room = 3 if tail else 4
+    if len(now) < room:
+        wanted, now = _narrower(wanted, now, room)
     if len(now) <= room:
         ones, end = [1] * (room - len(now)), [tail] if tail else []
         node = _reshaped(b, node, [*ones, *map(size, now), *end])
@@ -72,6 +76,22 @@ def _turned(b: IRBuilder, node: Node, source: Atoms, target: Atoms, tail: int) -
             node = b.transpose(node, (0, 2, 1, 3))
             now = [*now[:i], run, *now[i:j], *now[j + 1 :]]
     return node
+
+
+def _narrower(
+    wanted: list[Atoms], now: list[Atoms], room: int
+) -> tuple[list[Atoms], list[Atoms]]:
+    """Runs in two parts where there is room and one would be too long for an axis."""
+    while len(now) < room:
+        longest = max((r for r in now if len(r) > 1), key=size, default=())
+        if size(longest) <= WIDE:
+            break
+        parts = [longest[:1], longest[1:]]
+        wanted, now = (
+            [p for run in runs_ for p in (parts if run == longest else [run])]
+            for runs_ in (wanted, now)
+        )
+    return wanted, now
 
 
 def _reshaped(b: IRBuilder, node: Node, shape: Sequence[int]) -> Node:
@@ -234,6 +254,9 @@ def sliced(b: IRBuilder, v: Value, axis: int, start: int, stop: int) -> Value:
     """The core's view: what lies from start to stop (not included) along an axis."""
     if (start, stop) == (0, v.shape[axis]):
         return v
+    if start == stop:
+        msg = "a view of nothing"
+        raise Refused(msg)
     atoms = v.core[axis]
     inner = size(atoms[1:])
     if start % inner or stop % inner:

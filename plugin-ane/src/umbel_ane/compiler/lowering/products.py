@@ -82,12 +82,12 @@ def product(c: Context, w: Value, x: Value, *, rows: bool = False) -> Value:
     inner, n = x.core[-1], x.core[-2]
     w = conformed(c.b, w, len(w.core) - 1, inner)
     out = w.core[-2]
-    order = flat(x.place)
+    order = flat(x.place) if x.node.size >= w.node.size else flat(w.place)
     lead_w: tuple[Atoms, Atoms] = ((), _in_order(shared, order))
     lead_x = lead_w
     if ratio:
         lead_w = _in_order(shared, order), ()
-        lead_x = lead_w[0], _in_order(ratio, order)
+        lead_x = lead_w[0], _in_order(ratio, flat(x.place))
     x, x_turned = _oriented(c, x, lead_x, n, inner)
     w, w_turned = _oriented(c, w, lead_w, out, inner)
     w = exact(c.b, w)

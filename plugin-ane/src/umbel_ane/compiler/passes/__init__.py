@@ -29,12 +29,23 @@ def run(graph: Graph, profile: Profile) -> Passed:
     before, rounds = signature(graph), 0
     while rounds < ROUNDS:
         graph = sram(constraints(casts(identities(dead(graph))), profile), profile)
+        graph = shallow_first(graph)
         rounds += 1
         before, last = signature(graph), before
         if before == last:
             break
     check(graph, profile)
     return Passed(graph, rounds, warnings(graph, profile))
+
+
+def shallow_first(graph: Graph) -> Graph:
+    """Outputs of early layers come first, and so does what they follow from: else what all
+    layers leave behind would be computed at the end, and be live until then."""
+    depth: dict[Node, int] = {}
+    for node in graph.nodes():
+        depth[node] = 1 + max((depth[x] for x in node.inputs), default=0)
+    ends = sorted(graph.outputs.items(), key=lambda end: depth[end[1]])
+    return Graph(dict(ends))
 
 
 def signature(graph: Graph) -> tuple[Hashable, ...]:

@@ -8,55 +8,62 @@ from the operation at the worst place back to what is small again, and joined by
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import attrs
 
 from umbel_ane.compiler.builder import IRBuilder
 from umbel_ane.compiler.estimate import live
-from umbel_ane.compiler.ir import ELEMENTWISE, REDUCTIONS, UNARY, Graph, Node, rebuilt
+from umbel_ane.compiler.ir import ELEMENTWISE, REDUCTIONS, UNARY, Graph, Node, Shape4, rebuilt
 from umbel_ane.profile import Profile
 
 AXES = (3, 2, 1)  # S first, then rows, then channels or heads
-MOST_PIECES = 16
+PIECES = (2, 4, 8, 16)
+PLACES = 4  # that are tried, the largest first, before it is left as it is
 
 
 def sram(graph: Graph, profile: Profile) -> Graph:
-    """The graph with its worst place cut in pieces, or as it is where that is no better."""
+    """The graph with what is too large cut in pieces, where that leaves fewer operations with
+    too much around them; as it is where nothing helps."""
     limit = profile.costs.sram_bytes
-    peak, node = worst(graph)
-    if node is None or peak <= limit:
-        return graph
-    for end, axis in itertools.product(_ends(graph, node), AXES):
-        count = 2
-        while count <= min(MOST_PIECES, end.shape[axis]) and _cuttable(end, node, axis):
-            made = _cut(graph, end, axis, count)
-            if (now := worst(made)[0]) <= limit or (now < peak and count == MOST_PIECES):
-                return made
-            count *= 2
+    better: Graph | None = graph
+    while better is not None:
+        graph = better
+        large = sorted(over(graph, limit), key=lambda pair: -pair[1])
+        tried = (_smaller(graph, node, limit, len(large)) for node, _ in large[:PLACES])
+        better = next((made for made in tried if made is not None), None)
     return graph
+
+
+def over(graph: Graph, limit: int) -> list[tuple[Node, int]]:
+    """The operations whose live activations exceed the limit, with their bytes."""
+    return [(node, size) for node, size in live(graph) if size > limit]
+
+
+def _smaller(graph: Graph, node: Node, limit: int, known: int) -> Graph | None:
+    """In pieces around `node`, as many as leave the fewest operations over the limit, where
+    that is less than `known`."""
+    for end, axis in itertools.product(_ends(graph, node), AXES):
+        if not _cuttable(end, node, axis):
+            continue
+        counts = [n for n in PIECES if n <= end.shape[axis]]
+        made = [_cut(graph, end, node, axis, n) for n in counts]
+        left = [len(over(each, limit)) for each in made]
+        if min(left, default=known) < known:
+            return made[left.index(min(left))]
+    return None
 
 
 def warnings(graph: Graph, profile: Profile) -> tuple[str, ...]:
     """What exceeds the on-chip memory, the worst first; a line for all of it."""
     limit = profile.costs.sram_bytes
-    over = [(size, node) for node, size in live(graph) if size > limit]
-    if not over:
+    large = over(graph, limit)
+    if not large:
         return ()
-    size, node = max(over, key=lambda pair: pair[0])
+    node, size = max(large, key=lambda pair: pair[1])
     label = f"{node.op} {node.name}".strip()
     slower = f"{profile.costs.sram_slowdown - 1:.0%}"
-    text = f"{len(over)} operations have more live activations than {limit >> 20} MB, up to "
+    text = f"{len(large)} operations have more live activations than {limit >> 20} MB, up to "
     return (f"{text}{size / 2**20:.0f} MB at {label}: about {slower} slower there",)
-
-
-def worst(graph: Graph) -> tuple[int, Node | None]:
-    """The most bytes of live activations, and the first operation with them."""
-    peak, found = 0, None
-    for node, size in live(graph):
-        if size > peak:
-            peak, found = size, node
-    return peak, found
 
 
 def _ends(graph: Graph, node: Node) -> list[Node]:
@@ -75,8 +82,8 @@ def _ends(graph: Graph, node: Node) -> list[Node]:
 
 
 def _cuttable(end: Node, node: Node, axis: int) -> bool:
-    """Whether every value from `end` back to `node` can be computed in pieces along `axis`."""
-    at = [(end, axis)]
+    """Whether pieces of `end` along `axis` go back to `node`, through large values alone."""
+    at, least = [(end, axis)], _large(node)
     seen = set()
     while at:
         each, a = at.pop()
@@ -85,8 +92,15 @@ def _cuttable(end: Node, node: Node, axis: int) -> bool:
         if (each, a) in seen:
             continue
         seen.add((each, a))
-        at += [(x, b) for x, b in _sources(each, a) or () if b is not None]
+        at += [
+            (x, b) for x, b in _sources(each, a) or () if b is not None and x.nbytes >= least
+        ]
     return False
+
+
+def _large(node: Node) -> float:
+    """Values of at least so many bytes are computed in pieces with it; smaller ones whole."""
+    return node.nbytes / 2
 
 
 def _sources(node: Node, axis: int) -> list[tuple[Node, int | None]] | None:
@@ -111,15 +125,15 @@ def _sources(node: Node, axis: int) -> list[tuple[Node, int | None]] | None:
     return None
 
 
-def _cut(graph: Graph, end: Node, axis: int, count: int) -> Graph:
-    """The graph with `end` computed in pieces that are joined."""
+def _cut(graph: Graph, end: Node, node: Node, axis: int, count: int) -> Graph:
+    """The graph with `end` computed in pieces that are joined, from `node` on."""
     build = IRBuilder()
     length = end.shape[axis]
     step = -(-length // count)
     parts: list[Node] = []
     for begin in range(0, length, step):
-        pieces = _Pieces(build, {})
-        parts.append(pieces.part(end, axis, begin, min(step, length - begin)))
+        pieces = _Pieces(build, _large(node), min(step, length - begin))
+        parts.append(pieces.computed(end, axis, begin))
     build.name = end.name
     joined = build.joined(parts, axis)
     new = Graph({k: joined if n is end else n for k, n in graph.outputs.items()})
@@ -138,24 +152,28 @@ class _Pieces:
     """One piece: the same nodes on slices of what they read."""
 
     build: IRBuilder
-    made: dict[tuple[Node, int], Node]
+    least: float  # bytes of a value that is computed in pieces itself
+    length: int
+    made: dict[tuple[Node, int], Node] = attrs.field(factory=dict)
 
-    def part(self, node: Node, axis: int, begin: int, n: int) -> Node:
+    def part(self, node: Node, axis: int, begin: int) -> Node:
         key = node, axis
         if key not in self.made:
-            self.made[key] = self._part(node, axis, begin, n)
+            leaf = node.op in ("input", "const") or node.nbytes < self.least
+            how = self.sliced if leaf or _sources(node, axis) is None else self.computed
+            self.made[key] = how(node, axis, begin)
         return self.made[key]
 
-    def _part(self, node: Node, axis: int, begin: int, n: int) -> Node:
-        sources = _sources(node, axis)
-        if sources is None or node.op in ("input", "const"):
-            size = [n if a == axis else m for a, m in enumerate(node.shape)]
-            self.build.name = node.name
-            return self.build.slice(node, _at(axis, begin), size)
-        inputs = tuple(x if a is None else self.part(x, a, begin, n) for x, a in sources)
-        shape = tuple(n if a == axis else m for a, m in enumerate(node.shape))
-        return attrs.evolve(node, inputs=inputs, shape=shape)  # type: ignore[arg-type]
+    def sliced(self, node: Node, axis: int, begin: int) -> Node:
+        self.build.name = node.name
+        at = [begin if a == axis else 0 for a in range(4)]
+        return self.build.slice(node, at, self._shape(node, axis))
 
+    def computed(self, node: Node, axis: int, begin: int) -> Node:
+        sources = _sources(node, axis) or ()
+        inputs = tuple(x if a is None else self.part(x, a, begin) for x, a in sources)
+        return attrs.evolve(node, inputs=inputs, shape=self._shape(node, axis))
 
-def _at(axis: int, begin: int) -> Sequence[int]:
-    return [begin if a == axis else 0 for a in range(4)]
+    def _shape(self, node: Node, axis: int) -> Shape4:
+        b, c, h, s = (self.length if a == axis else m for a, m in enumerate(node.shape))
+        return b, c, h, s

@@ -5,7 +5,7 @@
     calls.py       values to objects and back; errors
     surface.py, staging.py, model.py, driver.py    what the driver's protocol asks for
 
-What is here above native.py runs on any system against a fake (tests/objc/fake.py).
+What is here above native.py runs on any system against a fake (tests/objc/objc_fake.py).
 """
 
 from umbel_ane.drivers.objc.driver import Private

@@ -7,6 +7,7 @@ kept by `hold`, and let go by its `release`. Objects are integers, 0 is nil.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -37,7 +38,8 @@ class Held:
             self.calls.send(address, m.release)
 
     def __del__(self) -> None:
-        self.release()
+        if not sys.is_finalizing():  # then the system takes all
+            self.release()
 
 
 class Calls:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import attrs
 
@@ -85,7 +87,9 @@ class Model:
         staged = Staged(root, hex_id)
         for path in descriptor.weights:
             staged.file(path)
-        return cls(calls, available, descriptor, hex_id, staged, made)
+        model = cls(calls, available, descriptor, hex_id, staged, made)
+        _alive.add(model)
+        return model
 
     def compiled_exists(self) -> bool:
         if m.compiled_exists not in self.available:
@@ -184,7 +188,7 @@ class Model:
         try:
             self.unload()
         except AneError as error:
-            log.warning("%s", error)
+            log.warning("%s", str(error))  # a record lives on, and not with all of ours
         finally:
             self._requests.clear()
             self._object.release()
@@ -203,7 +207,18 @@ class Model:
             yield self._object.address
 
     def __del__(self) -> None:
-        self.release()
+        if not sys.is_finalizing():
+            self.release()
+
+
+_alive: WeakSet[Model] = WeakSet()
+
+
+@atexit.register
+def _release_all() -> None:
+    """What a process left open: its files are as large as its weights."""
+    for model in list(_alive):
+        model.release()
 
 
 def _require(value: object, kind: type) -> None:

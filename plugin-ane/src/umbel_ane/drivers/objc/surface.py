@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -128,4 +129,5 @@ class Surface:
             self._functions.release(reference)
 
     def __del__(self) -> None:
-        self.release()
+        if not sys.is_finalizing():  # then the system takes all
+            self.release()

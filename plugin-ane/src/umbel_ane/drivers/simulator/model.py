@@ -124,6 +124,7 @@ class Model:
             raise error(msg, str(rule), why)
 
     def load(self, qos: int = QOS) -> None:
+        self._stage()
         self.faults.crash("load")
         if self.faults.hit("load"):
             msg = "a load failed, as was asked for"
@@ -142,8 +143,6 @@ class Model:
     def _found(self) -> Snapshot:
         """What a load reads: the copy of the compile, or with it what is staged now."""
         rereads = self.profile.reload == "reread" and "stale" not in self.faults.asked
-        if rereads:
-            self._stage()
         if self.profile.verifies_bundle and self.staged.text() is None:
             msg = "a load failed: model.mil is not staged"
             raise errors.unstaged(msg)
