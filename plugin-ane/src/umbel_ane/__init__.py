@@ -75,7 +75,7 @@ def graph_compute(device: Device, graph: SplitGraph) -> None:
 
 @hookimpl
 def prepare(device: Device, graph: SplitGraph) -> None:
-    _open[device.name].splits.ready(graph)
+    _open[device.name].splits.prepare(graph)
 
 
 @hookimpl

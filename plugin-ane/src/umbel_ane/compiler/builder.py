@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
+
 from umbel_ane.compiler.ir import FP16, Node, Shape4, Weight
 
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import attrs
 from umbel.graph import Tensor
+
 from umbel_ane.compiler.ir import Shape4, Weight
 
 

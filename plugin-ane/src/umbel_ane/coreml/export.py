@@ -20,6 +20,8 @@ from umbel_ane.coreml.translate import Files, build
 from umbel_ane.mil.program import Program
 
 SUFFIX = ".mlpackage"
+# fails on float16 (coremltools 9.0): the statistics that it makes up are float32
+UNSAFE = "common::fuse_elementwise_to_batchnorm"
 
 
 @attrs.frozen(eq=False)
@@ -59,12 +61,15 @@ def export_all(sources: Mapping[str, Source], path: Path) -> Path:
 def _convert(source: Source) -> Any:
     ct = tools()
     made = build(source.program, source.weights)
+    passes = ct.PassPipeline.DEFAULT
+    passes.remove_passes({UNSAFE})
     try:
         return ct.convert(
             made,
             convert_to="mlprogram",
             minimum_deployment_target=ct.target.iOS18,
             compute_precision=ct.precision.FLOAT32,  # types stay what they are
+            pass_pipeline=passes,
             skip_model_load=True,
         )
     except Exception as error:  # it has no type of its own

@@ -14,6 +14,7 @@ from typing import Protocol
 import attrs
 import numpy as np
 from umbel.errors import DeviceError
+
 from umbel_ane.profile import Profile
 
 QOS = 21  # what everybody passes; 0 to 63 made no difference on an M5

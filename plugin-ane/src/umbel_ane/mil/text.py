@@ -162,6 +162,11 @@ def _weights(function: Function) -> dict[str, list[int]]:
     return files
 
 
+def weight_paths(program: Program) -> list[str]:
+    """The weight files that a program reads, by their paths in its text."""
+    return sorted({path for function in program.functions for path in _weights(function)})
+
+
 def weight_bytes(kind: Type) -> int:
     """Bytes of a weight of that type in its file."""
     known = KINDS.get(kind.dtype)

@@ -77,6 +77,7 @@ class Splits:
     programs: Programs
     pool: Pool
     cancelled: bool = attrs.field(default=False, init=False)  # set from any thread
+    planning: bool = attrs.field(default=False, init=False)  # nothing is compiled ahead
     made: OrderedDict[int, Split] = attrs.field(factory=OrderedDict, init=False)
     _told: set[str] = attrs.field(factory=set, init=False)  # warnings of the compiler
 
@@ -87,6 +88,11 @@ class Splits:
             split = self._make(graph, self._shared(graph) if held is None else held)
         self.made[graph.uid] = split
         return split
+
+    def prepare(self, graph: SplitGraph) -> None:
+        """Makes it at load, unless somebody only wants to know what it would be."""
+        if not self.planning:
+            self.ready(graph)
 
     def run(self, graph: SplitGraph) -> None:
         split = self.ready(graph)
