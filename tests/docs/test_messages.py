@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {  # the sources of each backend, and where it is explained
     "plugin-numa/src/umbel_numa": "docs/troubleshooting.md",
     "plugin-cann/src/umbel_cann": "docs/backends/cann.md",
+    "plugin-ane/src/umbel_ane": "docs/backends/ane.md",
 }
 MODULES = [
     (page, ast.parse(path.read_text("utf-8")))

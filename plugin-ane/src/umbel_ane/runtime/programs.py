@@ -177,7 +177,7 @@ class Programs:
         if self._told < used + left:
             self._tell(left, used)
             self._told = used + left
-        log.info("%s compiles %s", self.device, program.name)
+        log.info("%s has the compiler at work on %s", self.device, program.name)
         full = bool(limit) and used >= limit
         if not (full or self.driver.profile.may_crash):
             model.compile()

@@ -126,7 +126,7 @@ class Splits:
         compiled = self.compile(graph, held)
         for warning in (w for c in compiled for w in c.warnings):
             if warning not in self._told:
-                log.warning("%s: %s", self.programs.device, warning)
+                log.warning("of the programs for %s: %s", self.programs.device, warning)
                 self._told.add(warning)
         while self.made and self.programs.room < len(compiled):
             self.forget(next(iter(self.made)))

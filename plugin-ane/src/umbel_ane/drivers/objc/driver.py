@@ -53,7 +53,7 @@ class Private:
         calls = Calls(native)
         chip = device(calls, available, system)
         rules, why = profile_of(chip.architecture, system)
-        log.info("profile %s: %s", rules.name, why)
+        log.info("rules of the profile %s: %s", rules.name, why)
         root = Path(calls.temporary())
         return cls(calls, available, chip, rules, why, root, Functions(calls))
 
