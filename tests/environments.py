@@ -16,6 +16,7 @@ CANN = "./plugin-cann"
 CHIPS = ("310B", "310P", "910B")  # that its simulator has
 ANE = "./plugin-ane"
 STRICT = "orion-m4-macos15"  # of the Neural Engine's profiles, which its simulator follows
+PROFILES = ("m1", "m4-macos27", "permissive")  # others that run models
 TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"

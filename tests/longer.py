@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nox
 from environments import (
+    ANE,
     BESIDE,
     BUILDING,
     CANN,
@@ -15,6 +16,7 @@ from environments import (
     KIT,
     MINILM,
     NUMA,
+    PROFILES,
     QUESTION,
     TESTING,
     conformance,
@@ -43,6 +45,25 @@ def cann_full(session: nox.Session) -> None:
         for chip in CHIPS:
             env = {"UMBEL_CANN_SIMULATOR": chip, "UMBEL_CANN_SIMULATOR_FORM": form}
             conformance(run, "cann", XDG_CACHE_HOME=kept, **env)
+
+
+@nox.session(name="ane-report", venv_backend="none")
+def ane_report(session: nox.Session) -> None:
+    """The figures that the backend for the Neural Engine is to reach, on its simulator.
+
+    A figure that is missed is a failure; it takes minutes.
+    """
+    environment(session, "ane")("python", f"{ANE}/tests/report.py")
+
+
+@nox.session(name="ane-full", venv_backend="none")
+def ane_full(session: nox.Session) -> None:
+    """What `ane` leaves out: the conformance suite by the other profiles, and the demo model."""
+    run = environment(session, "ane")
+    run("pytest", f"{ANE}/tests", "-m", "demo", "-s")
+    kept = str(Path(session.create_tmp()).absolute())
+    for profile in PROFILES:
+        conformance(run, "ane", UMBEL_ANE_SIMULATOR=profile, XDG_CACHE_HOME=kept)
 
 
 @nox.session
