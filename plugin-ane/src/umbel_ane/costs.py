@@ -54,6 +54,13 @@ def transfer(costs: Costs, moved: float) -> float:
     return seconds_to_ms(moved, costs.surface_gbps * 1e9)
 
 
+def head(costs: Costs, values: float) -> tuple[float, float]:
+    """Milliseconds that an output head of so many float16 weights adds to a step of one token:
+    in pieces on the engine, and on the host."""
+    n = 2 * values  # bytes, and operations
+    return product(costs, n, n, conv=True), host(costs, n, n)
+
+
 def host(costs: Costs, flops: float, moved: float) -> float:
     """Milliseconds of a part that runs on the CPU: arithmetic, or reading its operands."""
     arithmetic = seconds_to_ms(flops, costs.host_gflops * 1e9)

@@ -123,6 +123,7 @@ class AneMemory:
     """How it is had."""
 
     profile: Profile
+    heads: bool = False  # whether large heads are computed here, in pieces
     alignment: int = ALIGNMENT
     max_size: int = _MOST
     is_host: bool = True
@@ -148,7 +149,7 @@ class AneMemory:
         if tensor.dtype.numpy is not None and tensor.dtype.numpy.kind == "i":
             return tensor.dtype
         large = len(tensor.shape) == 2 and tensor.shape[0] > self.profile.max_channels
-        return tensor.dtype if large else F16
+        return tensor.dtype if large and not self.heads else F16
 
     def allocate(self, nbytes: int, usage: str) -> AneBuffer:
         try:

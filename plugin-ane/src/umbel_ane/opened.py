@@ -9,6 +9,7 @@ import attrs
 from umbel.graph import Tensor
 from umbel.hookspecs import DeviceInfo, SplitGraph
 
+from umbel_ane import costs
 from umbel_ane.compiler.ir import Weight
 from umbel_ane.compiler.lowering import Options, WeightOf, lower, unsupported
 from umbel_ane.compiler.programs import Compiled, compile_split
@@ -45,8 +46,9 @@ class Opened:
         pool, child = Pool(found), Child(kind, found.profile.compile_limit)
         programs = Programs(name, found, pool, child, options["canary"] == "on")
 
-        chosen = {name: options[name] for name in ("head", "attention")}
-        how = Options(**{name: what for name, what in chosen.items() if what != "auto"})
+        how = Options(options["head"], options["attention"])
+        here, there = costs.head(found.profile.costs, 1)
+        heads = how.head == "ane" or (how.head == "auto" and here < there)
 
         def compiled(graph: SplitGraph, as_inputs: bool) -> Sequence[Compiled]:
             lowered = lower(graph, found.profile, weights_of(graph), how)
@@ -58,7 +60,7 @@ class Opened:
             )
 
         splits = Splits(compiled, programs, pool)
-        return cls(found, how, AneMemory(found.profile), pool, programs, splits)
+        return cls(found, how, AneMemory(found.profile, heads), pool, programs, splits)
 
     def unsupported(self, node: Tensor) -> str | None:
         return unsupported(node, self.driver.profile, self.options)

@@ -116,8 +116,13 @@ def test_a_large_head() -> None:
     b = builder()
     w, x = leaf(b, "w", 60, 12, role=Role.WEIGHT), leaf(b, "x", 3, 12)
     node = b.mul_mat(w, x)
-    reason = unsupported(node, profile)
-    assert reason == "60 output channels, the profile takes at most 16"
+    why = "60 output channels, the profile takes at most 16; "
+    left = unsupported(node, profile, Options(head="host"))
+    assert left == f"{why}it is left to the host (option head)"
+    told = str(unsupported(node, profile))
+    assert told.startswith(f"{why}in pieces it takes about ")
+    fast = attrs.evolve(profile, costs=Costs(weight_gbps=1e6, host_gbps=1e-3))
+    assert unsupported(node, fast) is None
     pieces = Options(head="ane")
     assert unsupported(node, profile, pieces) is None
     made = b.graph([node])

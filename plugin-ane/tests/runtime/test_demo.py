@@ -28,8 +28,8 @@ def test_the_demo_model_answers_as_on_the_host(strict) -> None:
         ane.open() as one,
         host.open() as other,
     ):
-        due, told = host.tokenize("The capital of France is"), 0
-        for told in range(64):
+        due, agreed = host.tokenize("The capital of France is"), 0
+        for _ in range(64):
             got, wanted = one.feed(due), other.feed(due)
             gap = float(np.abs(got - wanted).max())
             assert gap <= 2e-2 * np.abs(wanted).max()
@@ -37,5 +37,5 @@ def test_the_demo_model_answers_as_on_the_host(strict) -> None:
                 best = np.sort(wanted)[-2:]
                 assert best[1] - best[0] <= 2 * gap
                 break
-            due = [int(wanted.argmax())]
-        assert told >= 8
+            due, agreed = [int(wanted.argmax())], agreed + 1
+        assert agreed >= 8

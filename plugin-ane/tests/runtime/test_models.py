@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
+from umbel_ane import profile
 
 GREEDY: dict[str, Any] = {"max_tokens": 64, "temperature": 0}
 STORY = "Once upon a time"
@@ -173,3 +175,19 @@ def test_compiles_are_counted(load, oracles, health, monkeypatch, tmp_path, capl
     assert model.generate(STORY, **GREEDY).read() == wanted
     assert "further ones are compiled in another process" in caplog.text
     assert health()["canaries"].endswith(", 0 failed")
+
+
+@pytest.mark.parametrize("head", ["host", "ane"])
+def test_a_head_with_more_tokens_than_channels(load, monkeypatch, head) -> None:
+    """The logits are the host's, wherever it is computed; the table is what it is looked up in
+    too."""
+    given = profile.load("orion-m4-macos15")
+    few = attrs.evolve(given, max_channels=256)
+    monkeypatch.setattr(profile, "load", lambda *_: few)
+    name, ids = "stories260K", [1, 5, 9, 70, 200]
+    wanted = load(name, device="host").logits(ids)
+    model = load(name, options={"ane": {"head": head}})
+    assert _apart(model.logits(ids), wanted) <= CLOSE
+    runner = model.runner
+    elsewhere = {p.node.op.name for s in runner.usual for p in runner.elsewhere(runner.plan(s))}
+    assert ("mul_mat" in elsewhere) == (head == "host")

@@ -34,7 +34,7 @@ FIXED = (Role.WEIGHT, Role.CONST)
 class Options:
     """What a user may choose."""
 
-    head: str = "host"  # an output head over the profile's channels: "host", or "ane" in pieces
+    head: str = "auto"  # one over the profile's channels: "host", "ane" in pieces, or by costs
     attention: str = "auto"  # over a cache: "ane", "host", or what the profile's costs say
 
 

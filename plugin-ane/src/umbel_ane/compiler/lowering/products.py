@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 from umbel.graph import Tensor
 
+from umbel_ane import costs
 from umbel_ane.compiler.ir import Node
 from umbel_ane.compiler.lowering.context import FIXED, Context, Rule
 from umbel_ane.compiler.lowering.layout import (
@@ -53,8 +54,9 @@ def _in_pieces(c: Context, w: Value, x: Value) -> Value:
     """More output channels than the profile takes: pieces of one size, on the first axis."""
     n, most = w.shape[0], c.profile.max_channels
     why = f"{n} output channels, the profile takes at most {most}"
-    if c.options.head != "ane":
-        raise Refused(why)
+    if elsewhere := _left(c, w.shape[0] * w.shape[1]):
+        msg = f"{why}; {elsewhere}"
+        raise Refused(msg)
     cuts = (k for k in range(2, MOST_PIECES + 1) if n % k == 0 and n // k <= most)
     pieces = next(cuts, 0)
     if not pieces:
@@ -71,6 +73,16 @@ def _in_pieces(c: Context, w: Value, x: Value) -> Value:
     assert result is not None
     which = Atom(pieces)
     return Value(result, (*x_core, (which, rows)), ((which,), (rows,), (), last))
+
+
+def _left(c: Context, values: int) -> str | None:
+    """Why the host computes it; None: it is cut."""
+    if c.options.head == "host":
+        return "it is left to the host (option head)"
+    here, there = costs.head(c.profile.costs, values)
+    if c.options.head == "ane" or here < there:
+        return None
+    return f"in pieces it takes about {here:.2f} ms, on the host {there:.2f} (option head)"
 
 
 def product(c: Context, w: Value, x: Value, *, rows: bool = False) -> Value:
