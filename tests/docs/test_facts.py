@@ -26,6 +26,7 @@ SOURCES = (ROOT / "core/src/umbel", ROOT / "plugin-numa/src")
 # options of other programs
 OTHERS = ("--no-deps", "--force-reinstall", "--umbel-device", "--cap-add", "--install")
 OF_SETUP = ("--apply",)  # of umbel-cann-setup
+OF_ANE = ("--to",)  # of `umbel ane`
 OF_NUMA = ("--forget", "--sweep")  # of a plugin's commands: the page about it gives them
 
 
@@ -108,4 +109,4 @@ def test_an_option_in_the_text_is_one_that_there_is(page):
         code for code in re.findall(r"`([^`]+)`", text) if not code.startswith(("-- ", "nox "))
     ]
     told = {o for code in codes for o in re.findall(r"--[a-z][\w-]+", code)}
-    assert told <= known | {"--version", *OTHERS, *OF_NUMA, *OF_SETUP}
+    assert told <= known | {"--version", *OTHERS, *OF_NUMA, *OF_SETUP, *OF_ANE}

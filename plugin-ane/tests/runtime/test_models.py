@@ -182,7 +182,7 @@ def test_a_head_with_more_tokens_than_channels(load, monkeypatch, head) -> None:
     """The logits are the host's, wherever it is computed; the table is what it is looked up in
     too."""
     given = profile.load("orion-m4-macos15")
-    few = attrs.evolve(given, max_channels=256)
+    few = attrs.evolve(given, max_channels=256, max_dim=256)
     monkeypatch.setattr(profile, "load", lambda *_: few)
     name, ids = "stories260K", [1, 5, 9, 70, 200]
     wanted = load(name, device="host").logits(ids)

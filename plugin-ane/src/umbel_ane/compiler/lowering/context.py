@@ -93,7 +93,8 @@ class Context:
         order = _whole_axes(v)
         like = natural(v.core)
         ragged = self.spatial(1) > 1 and not _whole_last(v)
-        if order is None or ragged or flat(v.place) == flat(like) or v.is_const:
+        same = flat(v.place) == flat(like) and max(sizes(like)) <= self.profile.max_dim
+        if order is None or ragged or same or v.is_const:
             v = arranged(self.b, v, like)
         v = padded(self.b, v, self.profile.spatial_multiple)
         return v.node, order_of(v.core, v.place)

@@ -1,0 +1,117 @@
+"""No program that the compiler writes breaks one of the 20 constraints.
+
+Every model's programs are looked at, under each profile. How each constraint is broken, and
+what then happens, is in simulator/test_constraints.py. Those that a program does not show:
+
+5 (so many compiles a process): runtime/test_models.py, test_compiles_are_counted
+7 (weights are those of the compile): runtime/test_ladder.py, test_weights_as_inputs
+9 (text is bytes), 11 (no weights are an empty mapping): test_what_the_driver_is_given, below
+15 (no restarts): runtime/test_models.py, test_a_second_start_compiles_nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned import Written, planning, written
+from umbel_ane.drivers.simulator import Simulator
+from umbel_ane.drivers.simulator.checks import CONSTRAINTS, LIMITS
+from umbel_ane.mil.program import Literal, Ref
+
+ORACLES = Path(__file__).parents[3] / "core" / "tests" / "data" / "oracles"
+PROFILES = ("orion-m4-macos15", "m1", "m4-macos27", "permissive")
+MODELS: Mapping[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {"adapters": ORACLES / "llama-lora.gguf", "parallel": 2},
+    "qwen2": {},
+    "qwen3": {},
+    "bert": {},
+}
+ELSEWHERE = (5, 7, 9, 11, 15)  # guarded by the tests that the head of this file names
+
+
+@cache
+def programs(profile: str) -> tuple[Written, ...]:
+    """Of all models: one token at each length of context, and prompts of some buckets."""
+    found: list[Written] = []
+    for name, how in MODELS.items():
+        found += written(ORACLES / f"{name}.gguf", profile, ctx=128, ubatch=64, **how)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_there_are_programs(profile: str) -> None:
+    """Of each model, of one token and of many; and with adapters more inputs."""
+    steps = {p.step for p in programs(profile)}
+    for name in MODELS:
+        kinds = {"decode", "prefill"} if name != "bert" else {"prefill"}
+        assert {s.split()[1] for s in steps if s.startswith(f"{name},")} == kinds
+    assert all(p.made.text and p.made.weights for p in programs(profile))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("number", [n for n in CONSTRAINTS if n not in ELSEWHERE])
+def test_constraint(number: int, profile: str) -> None:
+    rule = CONSTRAINTS[number]
+    found = [f"{p}: {broken}" for p in programs(profile) for broken in rule.check(p.made)]
+    assert found == [], str(rule)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("rule", LIMITS, ids=str)
+def test_limit(rule: Any, profile: str) -> None:
+    """The other limits that are known."""
+    found = [f"{p}: {broken}" for p in programs(profile) for broken in rule.check(p.made)]
+    assert found == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_weights_go_through_convolutions(profile: str) -> None:
+    """17: every matrix of a file is the weight of a convolution, never an operand of a matmul."""
+    seen = 0
+    for each in programs(profile):
+        main, used = each.made.main, dict[str, set[str]]()
+        for s in main.statements:
+            for name in s.refs():
+                used.setdefault(name, set()).add(s.op)
+        for s in main.statements:
+            if s.op == "const" and _matrix(s.results[0].type.dims):
+                seen += 1
+                assert "matmul" not in used.get(s.name, set()), f"{each}: {s.name}"
+    assert seen > 0
+
+
+def _matrix(dims: tuple[int | None, ...] | None) -> bool:
+    return dims is not None and sum((d or 1) > 1 for d in dims) > 1
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_flags_and_settings_are_named(profile: str) -> None:
+    """12, also where a profile would take them in place: one form is written everywhere."""
+    for each in programs(profile):
+        for s in each.made.main.statements:
+            given = [a for a in s.args.values() if isinstance(a, Literal)]
+            assert s.op == "const" or given == [], f"{each}: {s.name}"
+            if s.op == "matmul":
+                assert isinstance(s.args["transpose_x"], Ref)
+
+
+def test_what_the_driver_is_given(oracles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9, 11: bytes, and a mapping, of every program that a model loads."""
+    given: list[tuple[object, object]] = []
+    plain: Callable[..., Any] = Simulator.descriptor
+
+    def descriptor(self: Simulator, text: bytes, weights: Mapping[str, bytes]) -> Any:
+        given.append((text, weights))
+        return plain(self, text, weights)
+
+    monkeypatch.setattr(Simulator, "descriptor", descriptor)
+    with planning(oracles / "llama.gguf", PROFILES[0], ctx=64) as (model, _):
+        model.logits([1, 5, 9])
+    assert given
+    assert {type(text) for text, _ in given} == {bytes}
+    assert all(isinstance(weights, Mapping) for _, weights in given)
