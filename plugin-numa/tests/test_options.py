@@ -253,6 +253,9 @@ def test_doctor_names_what_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(findings, "variants", lambda: {"avx512": False, "avx2": True})
     monkeypatch.setattr(findings, "variant", lambda: "avx2")
     assert levels(list(findings.findings()), "AVX-512") == ["note"]
+    monkeypatch.setattr(findings, "variants", lambda: {"avx512": True, "avxvnni": False})
+    monkeypatch.setattr(findings, "variant", lambda: "avx512")
+    assert levels(list(findings.findings()), "faster kernels") == []
     monkeypatch.setattr(findings, "variants", lambda: {"avx2": False, "scalar": True})
     monkeypatch.setattr(findings, "variant", lambda: "scalar")
     assert levels(list(findings.findings()), "slow kernels") == ["warning"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,8 @@ def _kernels() -> Iterator[Finding]:
     if forced:
         yield Finding("note", f"{FORCED}={forced} forces these kernels", f"unset {FORCED}")
     yield Finding("ok", f"kernels {used}, of {', '.join(known)}")
-    lacking = [GAINS[name] for name, runs in known.items() if not runs and name in GAINS]
+    better = itertools.takewhile(lambda name: name != used, known)  # the fastest come first
+    lacking = [GAINS[name] for name in better if not known[name] and name in GAINS]
     if used == "scalar" and lacking:
         what = f"slow kernels: this processor has none of {'; '.join(lacking)}"
         yield Finding("warning", what, "on a virtual machine, give it the host's processor")
