@@ -103,12 +103,13 @@ def native(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def cann(session: nox.Session) -> None:
-    """The backend for Ascend NPUs and its simulator; the conformance suite on each chip."""
+    """The backend for Ascend NPUs and its simulator; the conformance suite on the smallest and
+    the largest chip (`cann-full` has all)."""
     run = environment(session, "cann")
     tests = ("pytest", f"{CANN}/tests", f"{CANN}/simulator/tests")
     run(*tests, *BESIDE, *session.posargs)
     kept = str(Path(session.create_tmp()).absolute())  # what chips can do, as it was tried out
-    for chip in CHIPS:
+    for chip in (CHIPS[0], CHIPS[-1]):
         conformance(run, "cann", UMBEL_CANN_SIMULATOR=chip, XDG_CACHE_HOME=kept)
 
 

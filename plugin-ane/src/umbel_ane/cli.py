@@ -108,7 +108,8 @@ def run_explain(args: argparse.Namespace) -> int:
             found.append(step)
             if not args.json:
                 _show(step)
-    total = explain.budget(found, opened.driver.profile.compile_limit)
+        lengths = model.runner.lengths
+    total = explain.budget(found, lengths, opened.driver.profile.compile_limit)
     if args.json:
         common.show_json({"steps": [explain.told(step) for step in found], "budget": total})
     else:

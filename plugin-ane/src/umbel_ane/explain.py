@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -45,7 +45,8 @@ def shapes(model: Model) -> list[StepShape]:
     runner = model.runner
     first, *others = runner.usual
     if runner.encodes:
-        return [first]
+        sizes = [n for n in runner.buckets if 1 < n <= model.ctx]
+        return [first._replace(tokens=n, kv_length=n, rows=n, whole=True) for n in sizes]
     lengths = [n for n in runner.lengths if n <= first.kv_length or n <= model.ctx]
     decodes = [first._replace(kv_length=n) for n in lengths] or [first]
     worst = others[0] if others else first
@@ -111,10 +112,15 @@ def told(step: Step) -> dict[str, Any]:
     return {"step": step.title, "programs": programs, "elsewhere": elsewhere}
 
 
-def budget(found: list[Step], limit: int) -> str:
-    """How many compiles it is in all, and whether that is much."""
-    different = len({p.key for step in found for p in step.programs})
-    text = f"{different} compiles in all, once for this user; a process may compile {limit}"
-    if limit and different * SHARE > limit:
+def budget(found: list[Step], lengths: Sequence[int], limit: int) -> str:
+    """How many compiles it is, and whether all that there can be are many."""
+    different, most = len({p.key for step in found for p in step.programs}), 0
+    for step in found:
+        room = [n for n in lengths if step.shape.tokens <= n <= step.shape.kv_length]
+        alone = step.shape.tokens == 1 or step.shape.whole
+        most += len(step.programs) * (1 if alone else len(room))
+    text = f"{different} compiles, once for this user, and {most} at most with prompts at each"
+    text += f" length of context; a process may compile {limit or 'any number'}"
+    if limit and most * SHARE > limit:
         text += ": more than a third of that; a shorter --ctx or a smaller --ubatch needs fewer"
     return text

@@ -70,7 +70,14 @@ def test_explain_tells_programs_and_what_stays(capsys):
     assert "decode of 1 in 256: 1 program" in told
     assert "prefill of 32 in 512: 1 program" in told
     assert "its angles are prepared by the host" in told
-    assert "compiles in all, once for this user; a process may compile 119" in told
+    assert "compiles, once for this user, and " in told
+    assert "a process may compile 119" in told
+
+
+def test_explain_tells_of_whole_texts(capsys):
+    """An encoder has a program for each size of text, and no context."""
+    told = said(capsys, "ane", "explain", ORACLES / "bert.gguf")
+    assert "prefill of 16 in 16: 1 program" in told
 
 
 def test_explain_compiles_nothing(capsys):

@@ -11,6 +11,7 @@ import attrs
 import pytest
 import umbel
 from umbel import plugins
+from umbel.models import StepShape
 from umbel_ane import explain
 from umbel_ane.compiler.programs import Compiled
 from umbel_ane.drivers.simulator.checks import Made
@@ -40,8 +41,8 @@ def planning(
 
 
 def steps(model: umbel.Model, opened: Opened) -> Iterator[explain.Step]:
-    """Every shape of step that `umbel ane explain` tells of; with adapters and without, and of
-    two sequences, where a model is loaded for that."""
+    """Every shape of step that `umbel ane explain` tells of; with adapters and without, of two
+    sequences, and of whole texts, where a model is loaded for that."""
     yield from explain.steps(model, opened, "ane")
     runner, more = model.runner, []
     first = runner.usual[0]
@@ -49,12 +50,24 @@ def steps(model: umbel.Model, opened: Opened) -> Iterator[explain.Step]:
         more += [first._replace(adapted=not first.adapted)]
     if runner.settings.parallel > 1:
         more += [first._replace(sequences=2, rows=2)]
+    if runner.encodes:
+        more += [whole(model, n) for n in (16, 64)]
     for shape in more:
-        programs: list[Compiled] = []
-        for step in runner.plan(shape).steps:
-            if step.target.device.backend == "ane":
-                programs += opened.splits.compile(step.graph, False)
-        yield explain.Step(shape, tuple(programs), {})
+        yield explain.Step(shape, tuple(compiled(model, opened, shape)), {})
+
+
+def whole(model: umbel.Model, tokens: int) -> StepShape:
+    """The step of an encoder for a text of so many tokens."""
+    return model.runner.padded(StepShape(tokens, 1, tokens, tokens, whole=True))
+
+
+def compiled(model: umbel.Model, opened: Opened, shape: StepShape) -> list[Compiled]:
+    """The programs of one step."""
+    found: list[Compiled] = []
+    for step in model.runner.plan(shape).steps:
+        if step.target.device.backend == "ane":
+            found += opened.splits.compile(step.graph, False)
+    return found
 
 
 def handed_over(program: Compiled) -> Made:

@@ -1,12 +1,8 @@
 """No program that the compiler writes breaks one of the 20 constraints.
 
 Every model's programs are looked at, under each profile. How each constraint is broken, and
-what then happens, is in simulator/test_constraints.py. Those that a program does not show:
-
-5 (so many compiles a process): runtime/test_models.py, test_compiles_are_counted
-7 (weights are those of the compile): runtime/test_ladder.py, test_weights_as_inputs
-9 (text is bytes), 11 (no weights are an empty mapping): test_what_the_driver_is_given, below
-15 (no restarts): runtime/test_models.py, test_a_second_start_compiles_nothing
+what then happens, is in simulator/test_constraints.py. What a program does not show is guarded
+by the tests that ELSEWHERE names.
 """
 
 from __future__ import annotations
@@ -31,7 +27,14 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "qwen3": {},
     "bert": {},
 }
-ELSEWHERE = (5, 7, 9, 11, 15)  # guarded by the tests that the head of this file names
+GIVEN = "figures/test_guards.py", "test_what_the_driver_is_given"
+ELSEWHERE: Mapping[int, tuple[str, str]] = {  # constraints, and the tests that guard them
+    5: ("runtime/test_models.py", "test_compiles_are_counted"),
+    7: ("runtime/test_ladder.py", "test_weights_as_inputs"),
+    9: GIVEN,
+    11: GIVEN,
+    15: ("figures/test_guards.py", "test_no_process_is_restarted"),
+}
 
 
 @cache
@@ -71,7 +74,7 @@ def test_limit(rule: Any, profile: str) -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_weights_go_through_convolutions(profile: str) -> None:
-    """17: every matrix of a file is the weight of a convolution, never an operand of a matmul."""
+    """17: no matrix of a file is an operand of a matmul."""
     seen = 0
     for each in programs(profile):
         main, used = each.made.main, dict[str, set[str]]()
@@ -115,3 +118,18 @@ def test_what_the_driver_is_given(oracles: Path, monkeypatch: pytest.MonkeyPatch
     assert given
     assert {type(text) for text, _ in given} == {bytes}
     assert all(isinstance(weights, Mapping) for _, weights in given)
+
+
+def test_no_process_is_restarted(oracles: Path) -> None:
+    """15: one process compiles all that a model needs, and no other is started for it."""
+    with planning(oracles / "gpt2.gguf", PROFILES[0], ctx=64) as (model, opened):
+        model.logits([1, 5, 9])
+        model.logits(list(range(20)))
+        assert opened.driver.compiles > 0
+        assert opened.programs.child.restarts == 0
+
+
+@pytest.mark.parametrize(("file", "test"), sorted(set(ELSEWHERE.values())))
+def test_guards_are_there(file: str, test: str) -> None:
+    text = Path(__file__).parents[1].joinpath(file).read_text("utf-8")
+    assert f"def {test}(" in text

@@ -274,3 +274,20 @@ def _room(oracles: Path) -> Any:
     return adapters.room(
         definition, adapters.read_all(definition, oracles / "llama-lora.gguf"), 0, 0
     )
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize(("past", "new", "width"), [(128, 128, 128), (256, 256, 64), (7, 3, 5)])
+def test_joined_rows_keep_to_the_longest_axis(past, new, width, axis) -> None:
+    """Rows of a cache and of the step: together they are longer than an axis may be."""
+    b = builder()
+    shapes = [[1, past, width], [1, new, width]]
+    if axis == 2:
+        shapes = [[1, width, past], [1, width, new]]
+    parts = [leaf(b, f"part{i}", *shape) for i, shape in enumerate(shapes)]
+    node = b.concat(*parts, axis=axis)
+    assert unsupported(node, PROFILE) is None
+    made = b.graph([node])
+    given = draw(made)
+    got = computed(lowered_graph(made, given), given, "fp16")[node]
+    assert np.array_equal(got.reshape(node.shape), truth(made, given)[node])

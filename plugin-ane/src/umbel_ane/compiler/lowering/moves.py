@@ -327,8 +327,10 @@ def joined(b: IRBuilder, parts: Sequence[Value], axis: int) -> Value:
     first = with_axis(first, axis)
     (mine,) = first.core[axis]
     first, at = outermost(b, first, mine)
-    like, total = first, sum(p.shape[axis] for p in parts)
-    values = [first]
+    total = sum(p.shape[axis] for p in parts)
+    if total * size(first.place[at][1:]) > WIDE:
+        first, at = _alone_there(b, first, at)
+    like, values = first, [first]
     for other in others:
         v = with_axis(fresh(other), axis)
         for i, atoms in enumerate(like.core):
@@ -344,6 +346,19 @@ def joined(b: IRBuilder, parts: Sequence[Value], axis: int) -> Value:
     extents = [p.shape[axis] * unit for p in values]
     node = _added(b, [p.node for p in values], extents, at)
     return attrs.evolve(substituted(like, {mine: (Atom(total),)}), node=node)
+
+
+def _alone_there(b: IRBuilder, v: Value, at: int) -> tuple[Value, int]:
+    """The first atom of an axis on an axis of its own, if there is room for one more."""
+    head, rest = v.place[at][:1], v.place[at][1:]
+    before = [group for group in v.place[:at] if group]
+    between = [head] if at == 3 else [head, rest, *filter(None, v.place[at + 1 : 3])]
+    groups = [*before, *between, rest if at == 3 else v.place[3]]
+    if not rest or len(groups) > 4:
+        return v, at
+    a, b_, c, d = ((),) * (4 - len(groups)) + tuple(groups)
+    made = arranged(b, v, (a, b_, c, d))
+    return made, 4 - len(groups) + len(before)
 
 
 def _zeros_serve(values: Sequence[Value], at: int, total: int) -> bool:
