@@ -11,7 +11,7 @@ from umbel_ane.compiler.passes.casts import casts
 from umbel_ane.compiler.passes.constraints import check, constraints
 from umbel_ane.compiler.passes.dead import dead
 from umbel_ane.compiler.passes.identities import identities
-from umbel_ane.compiler.passes.sram import sram, warnings
+from umbel_ane.compiler.passes.sram import over, sram, warnings
 from umbel_ane.profile import Profile
 
 ROUNDS = 20  # at most
@@ -27,8 +27,12 @@ class Passed:
 def run(graph: Graph, profile: Profile) -> Passed:
     """All passes, until none changes anything; DeviceError where a rule stays broken."""
     before, rounds = signature(graph), 0
+    left: object = None  # what the cuts could not make smaller
     while rounds < ROUNDS:
-        graph = sram(constraints(casts(identities(dead(graph))), profile), profile)
+        graph = constraints(casts(identities(dead(graph))), profile)
+        if _too_large(graph, profile) != left:
+            graph = sram(graph, profile)
+            left = _too_large(graph, profile)
         graph = shallow_first(graph)
         rounds += 1
         before, last = signature(graph), before
@@ -36,6 +40,11 @@ def run(graph: Graph, profile: Profile) -> Passed:
             break
     check(graph, profile)
     return Passed(graph, rounds, warnings(graph, profile))
+
+
+def _too_large(graph: Graph, profile: Profile) -> list[Hashable]:
+    found = over(graph, profile.costs.sram_bytes)
+    return [(node.op, node.name, node.shape, size) for node, size in found]
 
 
 def shallow_first(graph: Graph) -> Graph:

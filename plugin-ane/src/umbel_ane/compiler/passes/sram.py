@@ -8,12 +8,13 @@ from the operation at the worst place back to what is small again, and joined by
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Mapping
 
 import attrs
 
 from umbel_ane.compiler.builder import IRBuilder
 from umbel_ane.compiler.estimate import live
-from umbel_ane.compiler.ir import ELEMENTWISE, REDUCTIONS, UNARY, Graph, Node, Shape4, rebuilt
+from umbel_ane.compiler.ir import ELEMENTWISE, REDUCTIONS, UNARY, Graph, Node, Shape4
 from umbel_ane.profile import Profile
 
 AXES = (3, 2, 1)  # S first, then rows, then channels or heads
@@ -23,15 +24,26 @@ PLACES = 4  # that are tried, the largest first, before it is left as it is
 
 def sram(graph: Graph, profile: Profile) -> Graph:
     """The graph with what is too large cut in pieces, where that leaves fewer operations with
-    too much around them; as it is where nothing helps."""
+    too much around them; as it is where nothing helps.
+
+    What is alike, as the same operation in every layer, is cut alike.
+    """
     limit = profile.costs.sram_bytes
     better: Graph | None = graph
     while better is not None:
         graph = better
         large = sorted(over(graph, limit), key=lambda pair: -pair[1])
-        tried = (_smaller(graph, node, limit, len(large)) for node, _ in large[:PLACES])
+        kinds: dict[Hashable, list[Node]] = {}
+        for node, _ in large:
+            kinds.setdefault(_kind(node), []).append(node)
+        some = list(kinds.values())[:PLACES]
+        tried = (_smaller(graph, alike, limit, len(large)) for alike in some)
         better = next((made for made in tried if made is not None), None)
     return graph
+
+
+def _kind(node: Node) -> Hashable:
+    return node.op, node.shape, tuple(sorted(node.attrs.items()))
 
 
 def over(graph: Graph, limit: int) -> list[tuple[Node, int]]:
@@ -39,18 +51,37 @@ def over(graph: Graph, limit: int) -> list[tuple[Node, int]]:
     return [(node, size) for node, size in live(graph) if size > limit]
 
 
-def _smaller(graph: Graph, node: Node, limit: int, known: int) -> Graph | None:
-    """In pieces around `node`, as many as leave the fewest operations over the limit, where
-    that is less than `known`."""
-    for end, axis in itertools.product(_ends(graph, node), AXES):
-        if not _cuttable(end, node, axis):
+def _smaller(graph: Graph, alike: list[Node], limit: int, known: int) -> Graph | None:
+    """In pieces around these nodes, as many as leave the fewest operations over the limit
+    around the first of them, where that is less than `known`."""
+    users = _users(graph)
+    chains = [_chain(graph, users, node) for node in alike]
+    first = chains[0]
+    for end, axis in itertools.product(sorted(first, key=lambda n: n.nbytes)[:4], AXES):
+        if not _cuttable(end, alike[0], axis):
             continue
+        steps = first.index(end)
+        pairs = [
+            (chain[steps], node)
+            for chain, node in zip(chains, alike, strict=True)
+            if len(chain) > steps
+            and _kind(chain[steps]) == _kind(end)
+            and _cuttable(chain[steps], node, axis)
+        ]
         counts = [n for n in PIECES if n <= end.shape[axis]]
-        made = [_cut(graph, end, node, axis, n) for n in counts]
-        left = [len(over(each, limit)) for each in made]
-        if min(left, default=known) < known:
-            return made[left.index(min(left))]
+        if not counts or _left(graph, pairs[:1], axis, counts[-1], limit) >= known:
+            continue
+        best = min(counts, key=lambda n: _left(graph, pairs[:1], axis, n, limit))
+        alone, made = (_cut(graph, dict(some), axis, best) for some in (pairs[:1], pairs))
+        return made if len(over(made, limit)) < known else alone
     return None
+
+
+def _left(
+    graph: Graph, pairs: list[tuple[Node, Node]], axis: int, count: int, limit: int
+) -> int:
+    """How many operations are over the limit after such a cut."""
+    return len(over(_cut(graph, dict(pairs), axis, count), limit))
 
 
 def warnings(graph: Graph, profile: Profile) -> tuple[str, ...]:
@@ -66,19 +97,22 @@ def warnings(graph: Graph, profile: Profile) -> tuple[str, ...]:
     return (f"{text}{size / 2**20:.0f} MB at {label}: about {slower} slower there",)
 
 
-def _ends(graph: Graph, node: Node) -> list[Node]:
-    """Where pieces may be joined: the node itself, or what follows from it alone and is
-    smaller."""
+def _users(graph: Graph) -> dict[Node, list[Node]]:
     users: dict[Node, list[Node]] = {}
     for each in graph.nodes():
         for x in each.inputs:
             users.setdefault(x, []).append(each)
+    return users
+
+
+def _chain(graph: Graph, users: Mapping[Node, list[Node]], node: Node) -> list[Node]:
+    """Where pieces may be joined: the node itself, and what follows from it alone."""
     kept = set(graph.outputs.values())
     found, at = [node], node
     while at not in kept and len(following := set(users.get(at, ()))) == 1:
         at = following.pop()
         found.append(at)
-    return sorted(found, key=lambda n: n.nbytes)[:4]
+    return found
 
 
 def _cuttable(end: Node, node: Node, axis: int) -> bool:
@@ -125,26 +159,41 @@ def _sources(node: Node, axis: int) -> list[tuple[Node, int | None]] | None:
     return None
 
 
-def _cut(graph: Graph, end: Node, node: Node, axis: int, count: int) -> Graph:
-    """The graph with `end` computed in pieces that are joined, from `node` on."""
+def _cut(graph: Graph, ends: Mapping[Node, Node], axis: int, count: int) -> Graph:
+    """The graph with each of `ends` computed in pieces that are joined, from the node on that
+    it is given with."""
     build = IRBuilder()
-    length = end.shape[axis]
-    step = -(-length // count)
-    parts: list[Node] = []
-    for begin in range(0, length, step):
-        pieces = _Pieces(build, _large(node), min(step, length - begin))
-        parts.append(pieces.computed(end, axis, begin))
-    build.name = end.name
-    joined = build.joined(parts, axis)
-    new = Graph({k: joined if n is end else n for k, n in graph.outputs.items()})
-    old = {id(end): joined}
+    new: dict[Node, Node] = {}
+    for end, node in ends.items():
+        length = end.shape[axis]
+        step = -(-length // count)
+        parts: list[Node] = []
+        for begin in range(0, length, step):
+            pieces = _Pieces(build, _large(node), min(step, length - begin))
+            parts.append(pieces.computed(end, axis, begin))
+        build.name = end.name
+        new[end] = build.joined(parts, axis)
+    return _replaced(graph, new)
 
-    def change(node: Node) -> Node:
-        if any(id(x) in old for x in node.inputs):
-            return attrs.evolve(node, inputs=tuple(old.get(id(x), x) for x in node.inputs))
-        return node
 
-    return rebuilt(new, change)
+def _replaced(graph: Graph, new: Mapping[Node, Node]) -> Graph:
+    """The graph with other nodes in the place of some, which may follow from each other."""
+    made: dict[Node, Node] = {}
+    for end in graph.outputs.values():
+        stack = [new.get(end, end)]
+        while stack:
+            node = stack[-1]
+            inputs = [new.get(x, x) for x in node.inputs]
+            missing = [x for x in inputs if x not in made]
+            if node in made or not missing:
+                stack.pop()
+                if node not in made:
+                    found = tuple(made[x] for x in inputs)
+                    same = found == node.inputs
+                    made[node] = node if same else attrs.evolve(node, inputs=found)
+            else:
+                stack += missing[::-1]
+    return Graph({k: made[new.get(n, n)] for k, n in graph.outputs.items()})
 
 
 @attrs.frozen(eq=False)
