@@ -58,7 +58,7 @@ def ane_report(session: nox.Session) -> None:
 
 @nox.session(name="ane-full", venv_backend="none")
 def ane_full(session: nox.Session) -> None:
-    """What `ane` leaves out: the conformance suite by the other profiles, and the demo model."""
+    """What `ane` leaves out: the conformance suite by other profiles, and the demo model."""
     run = environment(session, "ane")
     run("pytest", f"{ANE}/tests", "-m", "demo", "-s")
     kept = str(Path(session.create_tmp()).absolute())

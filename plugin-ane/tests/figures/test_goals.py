@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from large import Size, write_gpt2
 from planned import planning, steps
+from umbel_ane.drivers.simulator import Simulator
 from umbel_ane.opened import Opened
 
 STRICT = "orion-m4-macos15"
@@ -54,6 +56,24 @@ def test_every_program_has_a_verdict(oracles: Path, name: str) -> None:
         assert canaries == f"{programs} passed, 0 failed"
         assert set(opened.programs.verdicts) == set(opened.programs.loaded)
         assert dispatches >= programs > 0
+
+
+def test_dispatches_of_a_token(tmp_path: Path) -> None:
+    """12 layers as GPT-2 124M has, narrow: the simulator counts, and the status says the same
+    number. Orion takes 24."""
+    path = tmp_path / "gpt2.gguf"
+    write_gpt2(path, Size(12, 48, 96, 12, 12, 512, 128))
+    with planning(path, STRICT, ctx=128) as (model, opened), model.open() as session:
+        assert isinstance(opened.driver, Simulator)
+        session.feed([1, 5, 9])
+        session.feed([7])  # the decode program is there from here on
+        counts, before = opened.driver.clock.counts, _told(opened)[1]
+        first, tokens = counts["evaluate"], 5
+        for i in range(tokens):
+            session.feed([i])
+        each = (counts["evaluate"] - first) / tokens
+        assert 0 < each <= 12
+        assert _told(opened)[1] - before == each * tokens
 
 
 def test_without_canaries_nothing_is_claimed(oracles: Path) -> None:

@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planned import Written, planning, written
+from large import Size, write_llama
+from planned import Written, handed_over, planning, steps, written
+from umbel_ane import profile as profiles
+from umbel_ane.drivers import Request
 from umbel_ane.drivers.simulator import Simulator
-from umbel_ane.drivers.simulator.checks import CONSTRAINTS, LIMITS
+from umbel_ane.drivers.simulator import model as simulated
+from umbel_ane.drivers.simulator.checks import CONSTRAINTS, LIMITS, Made
+from umbel_ane.mil.parse import parse
 from umbel_ane.mil.program import Literal, Ref
 
 ORACLES = Path(__file__).parents[3] / "core" / "tests" / "data" / "oracles"
@@ -101,6 +106,55 @@ def test_flags_and_settings_are_named(profile: str) -> None:
             assert s.op == "const" or given == [], f"{each}: {s.name}"
             if s.op == "matmul":
                 assert isinstance(s.args["transpose_x"], Ref)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_surfaces_of_a_run(
+    oracles: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    """2, 4, 18, 20: of what is bound in a prefill and a decode. One size for all inputs and one
+    for all outputs, also where a profile would take several."""
+    ran: list[Made] = []
+    plain = simulated.Model.evaluate
+
+    def evaluate(self: simulated.Model, request: Request, qos: int = 21) -> None:
+        sizes = [s.nbytes for s in request.inputs], [s.nbytes for s in request.outputs]
+        ran.append(Made(self.profile, parse(self.descriptor.text), {}, *sizes))
+        plain(self, request, qos)
+
+    monkeypatch.setattr(simulated.Model, "evaluate", evaluate)
+    how = {"ctx": 64, "ubatch": 32}
+    with (
+        planning(oracles / "llama.gguf", profile, **how) as (model, _),
+        model.open() as session,
+    ):
+        session.feed([1 + i for i in range(20)])
+        session.feed([5])
+    assert max(len(made.inputs) for made in ran) > 1
+    assert max(len(made.outputs) for made in ran) > 1
+    for made in ran:
+        assert len(set(made.inputs)) == len(set(made.outputs)) == 1
+        assert [why for n in (2, 4, 18, 20) for why in CONSTRAINTS[n].check(made)] == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_head_wider_than_the_profile_takes(tmp_path: Path, profile: str) -> None:
+    """16: it is cut, and every piece is computed on the engine."""
+    words, path = profiles.load(profile).max_channels + 4000, tmp_path / "wide.gguf"
+    write_llama(path, Size(1, 32, 64, 4, 2, words, 64))
+    with planning(path, profile, {"head": "ane"}, ctx=64, ubatch=16) as (model, opened):
+        for step in steps(model, opened):
+            assert not any(node == "output" for node, _, _ in step.elsewhere), step.title
+            heads = [
+                sum(
+                    n.shape[1] for n in p.graph.nodes() if n.op == "conv1x1" and n.shape[1] > 64
+                )
+                for p in step.programs
+            ]
+            assert sum(heads) == words, step.title
+            for made in map(handed_over, step.programs):
+                rules = (*CONSTRAINTS.values(), *LIMITS)
+                assert [why for rule in rules for why in rule.check(made)] == []
 
 
 def test_what_the_driver_is_given(oracles: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from umbel_ane.mil.parse import parse
 HERE = Path(__file__).parent
 MODELS = ("gpt2", "llama", "qwen2", "qwen3", "bert")
 HASH = re.compile(r"@model_path/[^\"]*")
-LINES = 400
+LINES = 250
 
 
 def one_layer(source: Path, target: Path) -> None:
@@ -68,4 +68,5 @@ def test_one_layer(oracles: Path, tmp_path: Path, name: str) -> None:
         file.write_text(now, "utf-8")
     kept = file.read_text("utf-8")
     assert kept.count("\n") < LINES
-    assert [str(d) for d in differences(parse(kept), parse(now))] == []
+    found = [str(d) for d in differences(parse(kept), parse(now))]
+    assert found == [], f"is it meant so? UMBEL_GOLDEN=write renews {file.name}"

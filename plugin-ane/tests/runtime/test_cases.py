@@ -101,3 +101,10 @@ def test_thirty_swaps_of_adapters_compile_nothing(load, oracles: Path, health) -
         model.load_adapter(adapter, "a")
         assert np.array_equal(model.logits([1, 2, 3], adapters="a"), first)
     assert health()["compiles"] == compiled
+
+
+def test_a_model_that_leaves_float16_is_not_silent(load, caplog) -> None:
+    """mamba's scan gives up to millions."""
+    rows = load("mamba").logits([3, 9, 4, 11, 7, 5, 2, 8])
+    told = [r.message for r in caplog.records if "not finite" in r.message]
+    assert (len(told) == 1) == (not np.isfinite(rows).all())

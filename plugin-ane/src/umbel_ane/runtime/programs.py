@@ -70,7 +70,7 @@ class Loaded:
                 raise self._disabled(again) from again
 
     def _disabled(self, error: AneError) -> DeviceError:
-        msg = f"the program {self.name} failed on the Neural Engine, and is not used any more"
+        msg = f"{self.name} failed on the Neural Engine, and is not used any more"
         do = "run `umbel doctor --device ane`, or take another device"
         self.fault = _fault(msg, self.program, error, do)
         return self.fault()
@@ -160,7 +160,7 @@ class Programs:
             return loaded
         except AneError as error:
             model.release()
-            msg = f"the program {program.name} cannot be {doing} for the Neural Engine"
+            msg = f"{program.name} cannot be {doing} for the Neural Engine"
             do = "take another device, and report it"
             self._faults[program.text] = fault = _fault(msg, program, error, do)
             raise fault() from error

@@ -36,9 +36,11 @@ class Outlet:
     target: Target  # in the surface
     into: np.ndarray  # turned likewise
 
-    def empty(self) -> None:
+    def empty(self) -> bool:
+        """Copies the values; whether all of them are finite."""
         with self.target.surface.lock(read_only=True) as memory:
             np.copyto(self.into, self.target.within(memory), casting="same_kind")
+        return bool(np.isfinite(self.into).all())
 
 
 @attrs.frozen(eq=False)
@@ -79,7 +81,7 @@ class Splits:
     cancelled: bool = attrs.field(default=False, init=False)  # set from any thread
     planning: bool = attrs.field(default=False, init=False)  # nothing is compiled ahead
     made: OrderedDict[int, Split] = attrs.field(factory=OrderedDict, init=False)
-    _told: set[str] = attrs.field(factory=set, init=False)  # warnings of the compiler
+    _told: set[str] = attrs.field(factory=set, init=False)  # warnings
 
     def ready(self, graph: SplitGraph, *, held: bool | None = None) -> Split:
         """The split, made if it is not there; what was used last is dropped last."""
@@ -104,8 +106,16 @@ class Splits:
                 each.fill()
             one.loaded.dispatches += 1
             one.loaded.evaluate(one.request)
-            for outlet in one.outlets:
-                outlet.empty()
+            finite = [outlet.empty() for outlet in one.outlets]
+            if not all(finite):
+                self._lost(one.loaded)
+
+    def _lost(self, loaded: Loaded) -> None:
+        """A model whose values leave float16's range would write nonsense; told once."""
+        if "lost" not in self._told:
+            self._told.add("lost")
+            told = "%s gave values that are not finite, in %s: float16 cannot hold this model"
+            log.warning(told, self.programs.device, loaded.program.where)
 
     def forget(self, uid: int) -> None:
         if (split := self.made.pop(uid, None)) is not None:
