@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 from umbel.errors import OptionError
 
 HELP = "The Neural Engine: programs, what is compiled, adapters, a report."
@@ -46,8 +47,12 @@ def add(cli: Any) -> None:
         made.set_defaults(run=run)
         return made
 
+    from umbel.cli.common import numbers
+
     explain = command("explain", _EXPLAIN, run_explain)
     _model(explain)
+    what = "only what prompts of so many tokens take; 1 is decode (N,N,...)"
+    explain.add_argument("--prompts", metavar="N", type=numbers, default=[], help=what)
     explain.add_argument("--json", action="store_true", help="write JSON")
     mil = command("mil", _MIL, run_mil)
     mil.add_argument("file", metavar="FILE", type=Path, help="a MIL text")
@@ -101,19 +106,22 @@ def run_explain(args: argparse.Namespace) -> int:
 
     from umbel_ane import explain
 
+    if min(args.prompts, default=1) < 1:
+        msg = "a prompt has one token or more"
+        raise OptionError(msg, where="--prompts", expected="N > 0", got=min(args.prompts))
     model, opened = _loaded(args)
     with model:
         found = []
-        for step in explain.steps(model, opened, "ane"):
+        for step in explain.steps(model, opened, "ane", args.prompts):
             found.append(step)
             if not args.json:
                 _show(step)
-        lengths = model.runner.lengths
-    total = explain.budget(found, lengths, opened.driver.profile.compile_limit)
+        total = explain.total(model, found, opened.driver.profile.compile_limit)
     if args.json:
-        common.show_json({"steps": [explain.told(step) for step in found], "budget": total})
+        steps = [explain.told(step) for step in found]
+        common.show_json({"steps": steps, "total": attrs.asdict(total)})
     else:
-        print(total)
+        print(*total.lines(), sep="\n")
     return 0
 
 
@@ -127,6 +135,8 @@ def _show(step: Any) -> None:
     rows = [("", f"{n} {node}", at, why) for (node, at, why), n in step.elsewhere.items()]
     if rows:
         common.show_table(rows)
+    for choice in step.choices:
+        print(f"  {choice}")
     print()
 
 
@@ -202,9 +212,9 @@ def run_export(args: argparse.Namespace) -> int:
 
     from umbel_ane import explain
     from umbel_ane.coreml import tools
-    from umbel_ane.coreml.export import Source, export_all
+    from umbel_ane.coreml.export import Source, checked, export_all
 
-    tools()  # before a model is loaded for nothing
+    tools(), checked(args.to)  # before a model is loaded for nothing
     model, opened = _loaded(args)
     with model:
         sources = {}

@@ -74,6 +74,33 @@ def test_explain_tells_programs_and_what_stays(capsys):
     assert "a process may compile 119" in told
 
 
+def test_explain_tells_of_some_prompts_alone(capsys):
+    told = said(capsys, "ane", "explain", STORY, "--ctx", 512, "--prompts", "20,33,500")
+    steps = [line for line in told.splitlines() if line.startswith(("decode", "prefill"))]
+    assert [line.partition(":")[0] for line in steps] == [
+        "prefill of 32 in 512",
+        "prefill of 64 in 512",
+        "prefill of 512 in 512",
+    ]
+    assert main(["ane", "explain", str(STORY), "--prompts", "0"]) == 2
+    assert "a prompt has one token or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["host", "ane"])
+def test_explain_tells_what_was_chosen(capsys, where):
+    """Attention can run on either side; figures say why it is this one."""
+    words = ("ane", "explain", STORY, "--ctx", 256, "--prompts", 1)
+    (step,) = json.loads(said(capsys, *words, "-O", f"ane.attention={where}", "--json"))[
+        "steps"
+    ]
+    (choice,) = step["choices"]  # the head is small, and no question
+    assert (choice["part"], choice["device"]) == ("attention", f"{where}:0")
+    assert min(choice["here_ms"], choice["host_ms"]) > 0
+    carried = [port["carries"] for p in step["programs"] for port in p["outputs"]]
+    news = sum("new rows of the state" in text for text in carried)
+    assert news == (0 if where == "host" else 10)  # k and v of five layers
+
+
 def test_explain_tells_of_whole_texts(capsys):
     """An encoder has a program for each size of text, and no context."""
     told = said(capsys, "ane", "explain", ORACLES / "bert.gguf")
@@ -147,6 +174,25 @@ def test_export_writes_one_package(capsys, tmp_path):
     words = ("ane", "export", GPT2, "--ctx", 64, "--ubatch", 4, "--to", to)
     assert "2 functions" in said(capsys, *words)
     assert (to / "Manifest.json").is_file()
+
+
+@pytest.mark.parametrize("made", ["folder", "file", "link"])
+def test_export_replaces_packages_alone(capsys, tmp_path, made):
+    """What else stands under that name stays as it is."""
+    pytest.importorskip("coremltools")
+    to, kept = tmp_path / "thesis.mlpackage", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "a").write_text("mine")
+    if made == "folder":
+        kept.rename(to)
+    elif made == "file":
+        to.write_text("mine")
+    else:
+        to.symlink_to(kept)
+    plugins.get().close()
+    assert main(["ane", "export", str(GPT2), "--to", str(to)]) == 2
+    assert "is no Core ML package" in capsys.readouterr().err
+    assert (to if made == "file" else to / "a").read_text() == "mine"
 
 
 def test_report_is_markdown(capsys):

@@ -78,10 +78,20 @@ def _convert(source: Source) -> Any:
         raise CoremlError(msg, where=source.program.main.name, got=got) from error
 
 
-def _placed(path: Path, write: Callable[[Path], object]) -> Path:
+def checked(path: Path) -> Path:
+    """`path`, where a package may be written: anew, or over another package."""
     if path.suffix != SUFFIX:
         msg = "a Core ML package has another ending"
         raise CoremlError(msg, where=path, expected=SUFFIX, got=path.suffix or "none")
+    if path.is_symlink() or (path.exists() and not (path / "Manifest.json").is_file()):
+        got = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
+        msg = "what is there is no Core ML package, and is not replaced"
+        raise CoremlError(msg, where=path, got=got, do="give another name")
+    return path
+
+
+def _placed(path: Path, write: Callable[[Path], object]) -> Path:
+    checked(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
