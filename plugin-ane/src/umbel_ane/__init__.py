@@ -70,7 +70,7 @@ def op_supported(device: Device, node: Tensor) -> str | None:
 
 @hookimpl
 def graph_compute(device: Device, graph: SplitGraph) -> None:
-    _open[device.name].splits.run(graph)
+    _open[device.name].run(graph)
 
 
 @hookimpl

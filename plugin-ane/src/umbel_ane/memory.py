@@ -87,12 +87,20 @@ class AneBuffer:
         return self._written[len(self._written) - n :]
 
 
+@attrs.define
+class Changes:
+    """How often weights of a device were written after they were stored."""
+
+    n: int = 0
+
+
 @attrs.define(eq=False)
 class AneWeight(AneBuffer):
     """A weight, in `tensor.dtype`; `array` is the same memory with its shape."""
 
     tensor: Tensor = attrs.field(kw_only=True)
     array: np.ndarray = attrs.field(kw_only=True)
+    changes: Changes = attrs.field(kw_only=True)
     _digest: str = attrs.field(default="", init=False)
 
     @property
@@ -105,8 +113,14 @@ class AneWeight(AneBuffer):
             self._digest = digest.hexdigest()
         return self._digest
 
+    def map(self, mode: str) -> np.ndarray:
+        if mode != "r":
+            self.touched(0, self.nbytes)
+        return super().map(mode)
+
     def touched(self, offset: int, nbytes: int) -> None:
         self._digest = ""
+        self.changes.n += 1
         super().touched(offset, nbytes)
 
     def rows(self, which: Any = slice(None)) -> np.ndarray:
@@ -130,6 +144,7 @@ class AneMemory:
     separate: bool = False
     in_place: bool = False
     tells_progress: bool = True
+    changes: Changes = attrs.field(factory=Changes)
 
     def alloc_size(self, tensor: Tensor) -> int:
         return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
@@ -171,7 +186,8 @@ class AneMemory:
             _warn(tensor)
         raw = np.ascontiguousarray(array)
         kept = attrs.evolve(tensor, dtype=wanted, strides=())
-        return AneWeight(raw.reshape(-1).view(np.uint8), tensor=kept, array=raw)
+        memory = raw.reshape(-1).view(np.uint8)
+        return AneWeight(memory, tensor=kept, array=raw, changes=self.changes)
 
 
 def _converted(

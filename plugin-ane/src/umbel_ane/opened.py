@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,12 @@ from umbel_ane.drivers.choose import driver
 from umbel_ane.memory import AneMemory, AneWeight
 from umbel_ane.runtime.child import Child
 from umbel_ane.runtime.held import held
+from umbel_ane.runtime.ladder import Rung, update
 from umbel_ane.runtime.programs import Programs
 from umbel_ane.runtime.steps import Splits
 from umbel_ane.runtime.surfaces import Pool
+
+log = logging.getLogger("umbel")
 
 TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 VERSION = "contents"  # keys of weights name their contents: none need be read for the names
@@ -59,8 +63,20 @@ class Opened:
                 version=VERSION,
             )
 
-        splits = Splits(compiled, programs, pool)
-        return cls(found, how, AneMemory(found.profile, heads), pool, programs, splits)
+        memory = AneMemory(found.profile, heads)
+        splits = Splits(compiled, programs, pool, memory.changes)
+        return cls(found, how, memory, pool, programs, splits)
+
+    def run(self, graph: SplitGraph) -> None:
+        """A step computes with what its weights are now, also those that programs have baked
+        in: what was written since then goes up the ladder first."""
+        now, split = self.memory.changes.n, self.splits.ready(graph)
+        if split.changes != now:
+            rung = update(self.splits, graph)
+            if rung is not Rung.SAME:
+                log.info("weights of %s were written: %s", self.programs.device, rung.value)
+            self.splits.ready(graph).changes = now
+        self.splits.run(graph)
 
     def unsupported(self, node: Tensor) -> str | None:
         return unsupported(node, self.driver.profile, self.options)

@@ -82,7 +82,7 @@ CHANGES = {
     "fp32_io": False,
     "blob_error": "error",
     "palettes": True,
-    "spatial_multiple": 16,
+    "spatial_multiple": 1,
     "max_channels": 65536,
     "one_file": False,
     "max_files": 0,

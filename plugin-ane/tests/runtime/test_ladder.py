@@ -67,6 +67,31 @@ def _climbed(stage: Stage, rung: Rung) -> None:
     assert np.allclose(after, stage.anew(), rtol=0, atol=2e-2)
 
 
+@pytest.mark.parametrize("how", ["write", "map", "copy_from"])
+@pytest.mark.parametrize("reload", ["reread", "snapshot"])
+def test_a_written_weight_is_heeded_at_the_next_step(load, request, how, reload) -> None:
+    """Nobody need say so, whichever call of the contract wrote it."""
+    if reload == "reread":
+        request.getfixturevalue("rereads")
+    stage = Stage(load)
+    before = stage.logits()
+    values = stage.weight.memory.view(np.float16) * np.float16(-2)
+    if how == "write":
+        stage.weight.write(0, values)
+    elif how == "map":
+        stage.weight.map("w")[:] = values.view(np.uint8)
+    else:
+        other = stage.opened.memory.allocate(values.nbytes, "state")
+        other.write(0, values)
+        assert stage.weight.copy_from(0, other, 0, values.nbytes)
+    after = stage.logits()
+    assert np.abs(after - before).max() > 0.1
+    assert np.allclose(after, stage.anew(), rtol=0, atol=2e-2)
+    compiles = stage.opened.driver.compiles
+    assert np.allclose(stage.logits(), after, rtol=0, atol=2e-2)
+    assert stage.opened.driver.compiles == compiles
+
+
 def test_nothing_changed(load) -> None:
     stage = Stage(load)
     assert stage.update() is Rung.SAME

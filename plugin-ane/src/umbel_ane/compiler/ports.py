@@ -48,6 +48,7 @@ class Held:
     compile (`runtime.held`)."""
 
     weight: Weight
+    shape: tuple[int, int, int, int]  # in the port, with what is padded left out
 
 
 @attrs.frozen

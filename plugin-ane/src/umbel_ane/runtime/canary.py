@@ -63,7 +63,10 @@ def _values(port: Port) -> np.ndarray:
         hidden = draw.random(port.shape) < 0.25
         return np.where(hidden, MASKED, 0).astype(np.float16)
     if isinstance(source, Held):
-        return np.asarray(source.weight.read(), np.float16).reshape(port.shape)
+        made = np.zeros(port.shape, np.float16)
+        weight = np.asarray(source.weight.read(), np.float16)
+        made[..., : source.shape[3]] = weight.reshape(source.shape)
+        return made
     values = draw.standard_normal(port.shape, np.float32)
     return (values * SIZE).astype(np.float16)
 

@@ -105,7 +105,7 @@ def feed(source: Source, port: Port, surface: Surface, slots: Slots) -> Feed | N
     if isinstance(source, Between):
         return None
     if isinstance(source, Held):
-        return HeldFeed(source, Target.of(surface, port, port.shape))
+        return HeldFeed(source, Target.of(surface, port, source.shape))
     if isinstance(source, Whole):
         shape = [source.tensor.shape[a] for a in source.axes]
         return WholeFeed(source, Target.of(surface, port, shape), slots)

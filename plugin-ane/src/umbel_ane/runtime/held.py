@@ -25,7 +25,7 @@ def held(lowered: Lowered) -> Lowered:
         if node.op == "const" and node.size > 1 and node.weight is not None:
             name = f"held{len(given):04}"
             leaf = build.input(name, _port(node.shape), node.dtype)
-            sources[name] = Held(node.weight)
+            sources[name] = Held(node.weight, leaf.shape)
             shaped = build.reshape(leaf, node.shape)
             given[shaped] = leaf
             return shaped

@@ -1,4 +1,4 @@
-"""Weights that change after a program was compiled: three rungs, tried in turn.
+"""Weights that are written after a program was compiled: three rungs, tried in turn.
 
 1. The staged file is overwritten and the program loaded again. Orion's paper (arXiv 2603.06728)
    says that this is enough; its own documents, maderix on an M5 and libane found the old

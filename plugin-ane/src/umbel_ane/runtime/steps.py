@@ -19,6 +19,7 @@ from umbel_ane.compiler.ir import Shape4
 from umbel_ane.compiler.ports import Between, Port, Source, Whole
 from umbel_ane.compiler.programs import Compiled
 from umbel_ane.drivers import Request, Surface
+from umbel_ane.memory import Changes
 from umbel_ane.runtime.feeds import Feed, HeldFeed, Slots, Target, feed, nbytes, window
 from umbel_ane.runtime.programs import Loaded, Programs
 from umbel_ane.runtime.surfaces import Pool
@@ -60,6 +61,7 @@ class Split:
     evaluations: tuple[Evaluation, ...]
     surfaces: tuple[Surface, ...]
     held: bool  # its weights are inputs
+    changes: int = 0  # of weights that it has heeded
 
     @property
     def programs(self) -> list[Loaded]:
@@ -78,6 +80,7 @@ class Splits:
     compile: Compile
     programs: Programs
     pool: Pool
+    changes: Changes
     cancelled: bool = attrs.field(default=False, init=False)  # set from any thread
     planning: bool = attrs.field(default=False, init=False)  # nothing is compiled ahead
     made: OrderedDict[int, Split] = attrs.field(factory=OrderedDict, init=False)
@@ -133,6 +136,7 @@ class Splits:
         return single and driver.compiles >= (driver.profile.compile_limit or 1 << 30) // 3
 
     def _make(self, graph: SplitGraph, held: bool) -> Split:
+        changes = self.changes.n
         compiled = self.compile(graph, held)
         for warning in (w for c in compiled for w in c.warnings):
             if warning not in self._told:
@@ -148,7 +152,7 @@ class Splits:
             self.programs.give(programs)
             self.pool.give(binder.surfaces.values())
             raise
-        return Split(tuple(evaluations), tuple(binder.surfaces.values()), held)
+        return Split(tuple(evaluations), tuple(binder.surfaces.values()), held, changes)
 
 
 Key = tuple[Source, Shape4, str]  # what a surface holds, and in which form
