@@ -7,13 +7,14 @@ or B [1, out, 1, r] (Orion, github mechramc/Orion). y = x W^T + alpha / r (x A) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
 import numpy as np
 from umbel import gguf
 from umbel.errors import ModelFormatError
+from umbel.models.hparams import Meta, read_hparams
 
 from umbel_ane.mil.blob import BlobFile
 
@@ -55,10 +56,11 @@ def factors(folder: Path, model: gguf.GGUFFile) -> dict[str, tuple[np.ndarray, n
     """A (r, in) and B (out, r), which holds alpha / r, of each adapted weight of the model."""
     config = read_config(folder)
     made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    layers = 0
-    while f"blk.{layers}.attn_output.weight" in model.tensors:
-        made |= _layer(folder, config, model, layers)
-        layers += 1
+    hparams = read_hparams(Meta(model))
+    layers = hparams.n_layer
+    for i, (heads, kv) in enumerate(zip(hparams.n_head, hparams.n_head_kv, strict=True)):
+        sizes = heads * hparams.head_dim_k, kv * hparams.head_dim_k, kv * hparams.head_dim_v
+        made |= _layer(folder, config, model, i, sizes)
     more = [p.name for p in folder.glob("layer*") if p.name[5:].isdigit()]
     beyond = [name for name in more if int(name[5:]) >= layers]
     if beyond or not made:
@@ -69,8 +71,9 @@ def factors(folder: Path, model: gguf.GGUFFile) -> dict[str, tuple[np.ndarray, n
 
 
 def _layer(
-    folder: Path, config: Config, model: gguf.GGUFFile, i: int
+    folder: Path, config: Config, model: gguf.GGUFFile, i: int, sizes: Sequence[int]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """`sizes` are the rows of q, k and v, where one matrix joins them."""
     joined = model.tensors.get(f"blk.{i}.{JOINED}.weight")
     made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     parts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -83,22 +86,22 @@ def _layer(
             shape = info.shape
             made[f"blk.{i}.{TARGETS[target]}"] = _pair(folder, config, i, target, *shape)
         elif joined is not None:
-            n_out = joined.shape[0] // 3
+            n_out = sizes["qkv".index(target)]
             parts[target] = _pair(folder, config, i, target, n_out, joined.shape[1])
-    if parts and joined is not None:
-        made[f"blk.{i}.{JOINED}"] = _together(parts, *joined.shape)
+    if parts:
+        made[f"blk.{i}.{JOINED}"] = _together(parts, sizes)
     return made
 
 
 def _together(
-    parts: Mapping[str, tuple[np.ndarray, np.ndarray]], n_out: int, n_in: int
+    parts: Mapping[str, tuple[np.ndarray, np.ndarray]], sizes: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Those of q, k and v as one of the matrix that joins the three."""
-    rank, each = sum(len(a) for a, _ in parts.values()), n_out // 3
-    b, at = np.zeros((n_out, rank), np.float32), 0
+    rank = sum(len(a) for a, _ in parts.values())
+    b, at = np.zeros((sum(sizes), rank), np.float32), 0
     for target, (_, own) in parts.items():
-        first = "qkv".index(target) * each
-        b[first : first + each, at : at + own.shape[1]] = own
+        first = sum(sizes[: "qkv".index(target)])
+        b[first : first + len(own), at : at + own.shape[1]] = own
         at += own.shape[1]
     return np.concatenate([a for a, _ in parts.values()]), b
 

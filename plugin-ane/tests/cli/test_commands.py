@@ -225,12 +225,16 @@ def shape_of(model: Path, stem: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("rank", [2, 8])
-def test_an_adapter_folder_does_what_its_numbers_say(tmp_path, rank, capsys):
-    """Against the weights with the product added: the joined matrix of GPT-2."""
-    model = GPT2
+@pytest.mark.parametrize(
+    ("name", "rows"), [("gpt2", (64, 64, 64)), ("phi3", (64, 32, 32))]
+)  # of q, k and v in the matrix that joins them; phi3's heads share keys
+def test_an_adapter_folder_does_what_its_numbers_say(tmp_path, name, rows, rank, capsys):
+    """Against the weights with the product added: a joined matrix."""
+    model = ORACLES / f"{name}.gguf"
     n_out, n_in = shape_of(model, "blk.0.attn_qkv")
-    each = (n_out // 3, n_in)
-    folder = orion(tmp_path / "orion", rank, 4.0, {"q": each, "v": each})
+    assert n_out == sum(rows)
+    sizes = {"q": (rows[0], n_in), "v": (rows[2], n_in)}
+    folder = orion(tmp_path / "orion", rank, 4.0, sizes)
     to = tmp_path / "made.gguf"
     assert "adapted" in said(capsys, "ane", "adapter", folder, model, "--to", to)
     with umbel.load(model, device="host", adapters=to) as made:
@@ -243,13 +247,12 @@ def test_an_adapter_folder_does_what_its_numbers_say(tmp_path, rank, capsys):
         data = (folder / "layer0" / name).read_bytes()
         return BlobFile(data).read(64).astype(np.float32).reshape(n, rank)
 
-    got, third = b @ a, n_out // 3
-    for i, target in enumerate("qkv"):
-        part = got[i * third : (i + 1) * third]
+    got = np.split(b @ a, np.cumsum(rows)[:-1])
+    for n, target, part in zip(rows, "qkv", got, strict=True):
         if target == "k":
             assert not part.any()
             continue
-        one, two = read(f"lora_{target}_A.bin", n_in), read(f"lora_{target}_B.bin", third)
+        one, two = read(f"lora_{target}_A.bin", n_in), read(f"lora_{target}_B.bin", n)
         np.testing.assert_allclose(part, 4.0 / rank * two @ one.T, rtol=1e-4, atol=1e-5)
     assert np.abs(changed - plain).max() > 1e-2
 
