@@ -15,7 +15,7 @@ import tokenize
 from pathlib import Path
 
 LIMIT = 6500
-LEAVES = ("cli", "tools", "extras", "host")
+LEAVES = ("cli", "server", "tools", "extras", "host")
 SOURCE = Path(__file__).parents[1] / "core" / "src"
 NOT_CODE = {
     tokenize.COMMENT,

@@ -2,8 +2,8 @@
 
 Every caller hands in jobs and reads their events; only the engine's thread touches the runner
 and the state of sequences. Between two steps of decoding one piece of one prompt is prefilled,
-so that a long prompt holds nobody up. Who decodes alone may have a draft checked in the
-same step.
+so that a long prompt holds nobody up: the piece takes as long as a few such steps. Who decodes
+alone may have a draft checked in the same step.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from operator import attrgetter
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import numpy as np
@@ -21,11 +22,23 @@ import numpy as np
 from umbel.draft import Proposer
 from umbel.errors import CancelledError, ContextFullError, DeviceError, UmbelError
 from umbel.generation import Done, Job, Token
+from umbel.pace import Pace
 from umbel.runner import Runner
+from umbel.state import Sequence as Seq
 
 log = logging.getLogger("umbel")
 
 T = TypeVar("T")
+
+
+class Shared(Protocol):
+    """What requests have in common. Called on the engine's thread, between two steps."""
+
+    def adopt(self, sequence: Seq, ids: list[int], others: list[Seq]) -> int:
+        """Gives an empty sequence what is computed of `ids`; says how many those are."""
+
+    def keep(self, sequence: Seq) -> None:
+        """A request is over: the sequence will be closed."""
 
 
 @attrs.define(eq=False)
@@ -44,8 +57,11 @@ class Engine:
         self.runner = runner
         self.draft, self.draft_max = draft, draft_max
         self.runners = (runner, *(draft.runners if draft else ()))
+        self.shared: Shared | None = None
+        self._pace = Pace()
+        self._oldest = False  # whose prompt goes on: that of the first one, or the shortest
         self._posts: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._waiting: list[Job] = []  # the prompt of the first one is being computed
+        self._waiting: list[Job] = []  # some of their prompts are being computed
         self._decoding: list[Job] = []
         self._current: Sequence[Job | _Call] = ()  # for whom the device computes now
         # Reentrant: the garbage collector may cancel a job in the middle of anything.
@@ -155,7 +171,7 @@ class Engine:
 
     def _turn(self) -> None:
         """One piece of a prompt, then one token for everybody who is decoding."""
-        if self._waiting and self._admits(job := self._waiting[0]):
+        if job := self._next_prompt():
             self._guard([job], self._prefill, job)
         for job in self._decoding:
             if len(job.sequence) >= self.runner.settings.ctx:
@@ -163,7 +179,7 @@ class Engine:
             elif len(self._decoding) > 1 and (behind := job.tokens[len(job.sequence) : -1]):
                 # a recurrent state that went back with a draft
                 self._guard([job], self.runner.forward, job.sequence, behind)
-        while self.runner.cache.room < len(self._decoding):
+        while not self.runner.cache.make_room(*[len(self._decoding)] * 2):
             msg = "sessions that are open leave no room for the next token"
             do = "close sessions, or load the model with a larger ctx or parallel"
             self._finish(self._decoding[-1], "error", ContextFullError(msg, do=do))
@@ -175,12 +191,30 @@ class Engine:
             group = jobs[i : i + widest]
             self._guard(group, self._decode, group)
 
+    def _next_prompt(self) -> Job | None:
+        """Whose prompt goes on: the shortest may pass the first one every other time, once
+        that has its place, so that neither waits for long."""
+        if not self._waiting:
+            return None
+        first, self._oldest = self._waiting[0], not self._oldest
+        if self._oldest or first.before is None:
+            return first if self._admits(first) else None
+        shortest = min(self._waiting, key=attrgetter("left"))
+        return shortest if self._admits(shortest) else first
+
     def _admits(self, job: Job) -> bool:
         """Whether there is a place among those who decode, and cells for the prompt."""
-        if job.before is not None or not self._decoding:
+        if job.before is not None:
             return True
-        room = self.runner.cache.cells.free > len(job.due) + len(self._decoding)
-        return len(self._decoding) < self.runner.settings.parallel and room
+        if self.shared is not None and job.transient and not len(job.sequence):
+            running = [j.sequence for j in self._decoding]
+            job.cached = self.shared.adopt(job.sequence, job.prompt, running)
+        begun = [j for j in self._waiting if j.before is not None]
+        if not (others := len(begun) + len(self._decoding)):
+            return True
+        needed = job.left + sum(j.left for j in begun) + others
+        room = self.runner.cache.make_room(needed + 1, 1)
+        return others < self.runner.settings.parallel and room
 
     def _guard(self, jobs: Sequence[Job], step: Callable[..., object], *args: Any) -> None:
         """A step that fails ends the jobs that took part in it, and nothing else."""
@@ -208,19 +242,23 @@ class Engine:
         cache, due = self.runner.cache, job.due
         if job.before is None:
             job.before = cache.fork(job.sequence)
-        piece = self.runner.piece(due, len(job.sequence))
-        logits = self.runner.step([(job.sequence, piece)], 1)
+        most = self._pace.piece if self._decoding else len(due)
+        piece = self.runner.piece(due[:most], len(job.sequence))
+        with self._pace.timed("prefill", len(piece)):
+            logits = self.runner.step([(job.sequence, piece)], 1)
         if len(piece) == len(due):
             cache.close(job.before)
             job.before = None
             job.tokens += job.prompt
             cache.snapshot(job.sequence)
-            self._decoding.append(self._waiting.pop(0))
+            self._waiting = [j for j in self._waiting if j is not job]
+            self._decoding.append(job)
             self._advance(job, logits[0])
 
     def _decode(self, jobs: Sequence[Job]) -> None:
         ids = [job.tokens[-1] for job in jobs]
-        logits = self.runner.decode([job.sequence for job in jobs], ids)
+        with self._pace.timed("decode"):
+            logits = self.runner.decode([job.sequence for job in jobs], ids)
         for job, row in zip(jobs, logits, strict=True):
             self._guard([job], self._advance, job, row)
 
@@ -276,7 +314,7 @@ class Engine:
         job.sampled += 1
         job.accepted += token == guess
         ends = token in job.stop_ids
-        job.events.put(Token(token, "" if ends else job.output.push(token), tuple(pairs)))
+        job.tell(Token(token, "" if ends else job.output.push(token), tuple(pairs)))
         full = job.keep < 0 and len(job.tokens) >= self.runner.settings.ctx
         if ends or job.output.stops.found or job.sampler.done:
             self._finish(job, "stop")
@@ -305,10 +343,12 @@ class Engine:
             if reason == "length" and job.output.stops.found:
                 reason = "stop"
             if job.transient:
+                if self.shared is not None and error is None:
+                    self.shared.keep(job.sequence)
                 self.runner.cache.close(job.sequence)
         except Exception as fault:  # the others go on whatever it is
             reason, error = "error", error or fault
-        job.events.put(Done(reason, text, error))
+        job.tell(Done(reason, text, error))
 
     def _take_back(self, job: Job, wanted: int) -> None:
         """Ends the job, and drops what was sampled beyond `wanted`: nobody has read it."""

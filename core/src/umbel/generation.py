@@ -6,9 +6,9 @@ The engine's thread fills the `Job`, whoever asked reads the `Generation`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import attrs
@@ -96,6 +96,7 @@ class Job:
     draft_max: int = 0  # tokens of a draft at most
     draft_next: int = 7  # tokens of the next draft, if there is room for them
     transient: bool = False  # the sequence goes when the job has ended
+    notify: Callable[[], None] | None = None  # called on the engine's thread after each event
     owner: object = None  # of the sequence: is not collected before the job
     events: SimpleQueue[Event] = attrs.field(factory=SimpleQueue)
     # (sampled until then, tokens that were dropped) each time that the context was full
@@ -106,6 +107,17 @@ class Job:
     cancelled: bool = False
     ended: bool = False
     before: Seq | None = None  # a fork, while the prompt is computed
+    cached: int = 0  # tokens of the prompt that others had computed
+
+    def tell(self, event: Event) -> None:
+        self.events.put(event)
+        if self.notify is not None:
+            self.notify()
+
+    @property
+    def left(self) -> int:
+        """How many tokens are due."""
+        return len(self.tokens) + len(self.prompt) - len(self.sequence)
 
     @property
     def due(self) -> list[int]:
@@ -155,6 +167,28 @@ class Generation(Iterator[str], AbstractContextManager["Generation"]):
         """Waits for the end; the whole text."""
         list(self)
         return self.text
+
+    def poll(self) -> str:
+        """The text that has come by now, without waiting; `finish_reason` tells whether that
+        is all. For who is told by `notify`."""
+        text = ""
+        while self.finish_reason is None:
+            try:
+                text += self._take(self._job.events.get_nowait())
+            except Empty:
+                break
+        self.text += text
+        return text
+
+    def cancel(self) -> None:
+        """Stops the computation within a step, and does not wait for that."""
+        if self.finish_reason is None:
+            self._engine.cancel(self._job, len(self.tokens), wait=False)
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of the prompt had been computed for others."""
+        return self._job.cached
 
     def close(self) -> None:
         """Stops the computation, if it still runs."""

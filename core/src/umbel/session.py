@@ -112,6 +112,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         keep: int | None = None,
         logprobs: int | None = None,
         draft_max: int | None = None,
+        notify: Callable[[], None] | None = None,
         sampling: Sampling | None = None,
         **settings: Any,
     ) -> Generation:
@@ -149,6 +150,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             logprobs=alternatives,
             draft_max=drafts,
             transient=self._transient,
+            notify=notify,
             owner=self,
         )
         generation = Generation(engine, job)

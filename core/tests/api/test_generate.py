@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -291,3 +292,33 @@ def test_the_package_shows_what_its_users_need():
     assert {"load", "Model", "Session", "Generation"} <= set(umbel.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         umbel.nothing  # noqa: B018
+
+
+def test_an_answer_can_be_polled(load):
+    """Without waiting: somebody tells when there is something."""
+    model, told = load("llama"), threading.Event()
+    wanted = model.generate("Once", max_tokens=12, temperature=0).read()
+    answer = model.generate("Once", max_tokens=12, temperature=0, notify=told.set)
+    text, polls = "", 0
+    while answer.finish_reason is None:
+        assert told.wait(10)
+        told.clear()
+        text += answer.poll()
+        polls += 1
+    assert (text, answer.text, answer.finish_reason) == (wanted, wanted, "length")
+    assert answer.poll() == ""
+    assert polls > 1
+    assert len(answer.tokens) == 12
+
+
+def test_a_polled_answer_can_be_cancelled(load):
+    """It ends soon, and nobody waits for that."""
+    model, told = load("llama"), threading.Event()
+    answer = model.generate([5], max_tokens=50, temperature=0, notify=told.set)
+    answer.cancel()
+    while answer.finish_reason is None:
+        assert told.wait(10)
+        told.clear()
+        answer.poll()
+    assert answer.finish_reason == "cancelled"
+    assert len(answer.tokens) < 50

@@ -14,7 +14,7 @@ import pytest
 from umbel import gguf, loading
 from umbel.engine import Engine
 from umbel.errors import CancelledError
-from umbel.generation import Done, Job
+from umbel.generation import Done, Job, Token
 from umbel.plugins import Plugins
 from umbel.runner import Runner, Settings
 from umbel.sampling import Sampler
@@ -191,3 +191,24 @@ def open_runner(monkeypatch):
     yield opened
     for file in files:
         file.close()
+
+
+@pytest.fixture
+def ids() -> Callable[[list[Any]], list[int]]:
+    """Those of the tokens among some events."""
+    return lambda events: [e.id for e in events if isinstance(e, Token)]
+
+
+@pytest.fixture
+def submit_together() -> Callable[[Engine, FakeRunner, list[Job]], None]:
+    """All jobs are there before the first step."""
+
+    def submit(engine: Engine, runner: FakeRunner, jobs: list[Job]) -> None:
+        runner.hold()
+        engine.submit(jobs[0])
+        runner.wait_for(1)
+        for job in jobs[1:]:
+            engine.submit(job)
+        runner.free()
+
+    return submit

@@ -10,20 +10,6 @@ from umbel.errors import ContextFullError, SamplingError
 from umbel.generation import Token
 
 
-def ids(events):
-    return [e.id for e in events if isinstance(e, Token)]
-
-
-def submit_together(engine, runner, jobs):
-    """All jobs are there before the first step."""
-    runner.hold()
-    engine.submit(jobs[0])
-    runner.wait_for(1)
-    for job in jobs[1:]:
-        engine.submit(job)
-    runner.free()
-
-
 def test_a_job_gives_its_tokens_and_its_end(start, new_job, finish):
     """Events come in order: tokens, then the reason of the end."""
     engine, runner = start()
@@ -37,7 +23,7 @@ def test_a_job_gives_its_tokens_and_its_end(start, new_job, finish):
     assert [[[3, 4, 5]], [[6]], [[7]]] == runner.steps
 
 
-def test_a_long_prompt_holds_nobody_up(start, new_job, finish):
+def test_a_long_prompt_holds_nobody_up(start, new_job, finish, submit_together, ids):
     """Between two pieces of it everybody else gets a token."""
     engine, runner = start(ubatch=2)
     short, long = new_job([1], 4), new_job([10, 11, 12, 13, 14, 15], 2)
@@ -48,7 +34,7 @@ def test_a_long_prompt_holds_nobody_up(start, new_job, finish):
     assert expected == runner.steps
 
 
-def test_sequences_join_and_leave_between_steps(start, new_job, finish):
+def test_sequences_join_and_leave_between_steps(start, new_job, finish, submit_together, ids):
     """A step has all who decode at that moment."""
     engine, runner = start(parallel=3)
     jobs = [new_job([1], 5), new_job([10], 2), new_job([20], 3)]
@@ -58,7 +44,7 @@ def test_sequences_join_and_leave_between_steps(start, new_job, finish):
     assert [[[2]], [[3], [11]], [[4], [21]], [[5], [22]]] == decoding
 
 
-def test_no_more_than_parallel_decode(start, new_job, finish):
+def test_no_more_than_parallel_decode(start, new_job, finish, submit_together, ids):
     """The others wait for a place."""
     engine, runner = start(parallel=2)
     jobs = [new_job([i], 4) for i in range(6)]
@@ -67,7 +53,9 @@ def test_no_more_than_parallel_decode(start, new_job, finish):
     assert 2 == max(map(len, runner.steps))
 
 
-def test_a_device_with_a_widest_step_gets_no_wider_one(start, new_job, finish):
+def test_a_device_with_a_widest_step_gets_no_wider_one(
+    start, new_job, finish, submit_together, ids
+):
     """Those who decode are then computed in several steps."""
     engine, runner = start(parallel=5)
     runner.widest = 2
@@ -77,7 +65,7 @@ def test_a_device_with_a_widest_step_gets_no_wider_one(start, new_job, finish):
     assert 2 == max(map(len, runner.steps))
 
 
-def test_a_failing_step_ends_only_its_jobs(start, new_job, finish):
+def test_a_failing_step_ends_only_its_jobs(start, new_job, finish, submit_together, ids):
     """One prompt fails; who decodes beside it goes on; the sequence is what it was."""
     engine, runner = start()
     good, bad = new_job([1], 6), new_job([10, 11, 12, 13, 14, 15])
@@ -92,7 +80,9 @@ def test_a_failing_step_ends_only_its_jobs(start, new_job, finish):
     assert [21, 22, 23] == ids(finish(later)[0])
 
 
-def test_a_failing_decode_leaves_all_its_sequences_as_they_were(start, new_job, finish):
+def test_a_failing_decode_leaves_all_its_sequences_as_they_were(
+    start, new_job, finish, submit_together
+):
     """Both of the batch end, each with the token that was sampled and not computed."""
     engine, runner = start()
     jobs = [new_job([1], 9), new_job([10], 9)]
@@ -105,7 +95,7 @@ def test_a_failing_decode_leaves_all_its_sequences_as_they_were(start, new_job, 
     assert all(len(j.sequence.cells) == len(j.sequence.tokens) for j in jobs)
 
 
-def test_logits_that_are_not_finite_end_one_job(start, new_job, finish):
+def test_logits_that_are_not_finite_end_one_job(start, new_job, finish, submit_together, ids):
     """S02: the sampler's error is that job's alone."""
     engine, runner = start()
     jobs = [new_job([1], 6), new_job([10], 6)]
@@ -117,7 +107,7 @@ def test_logits_that_are_not_finite_end_one_job(start, new_job, finish):
     assert [2, 3, 4, 5, 6, 7] == ids(finish(jobs[0])[0])
 
 
-def test_an_end_that_fails_does_not_stop_the_others(start, new_job, finish, monkeypatch):
+def test_an_end_that_fails_does_not_stop_the_others(start, new_job, finish, monkeypatch, ids):
     """What giving a place back raises becomes that job's error."""
 
     def fail(sequence):
@@ -135,7 +125,7 @@ def test_an_end_that_fails_does_not_stop_the_others(start, new_job, finish, monk
 
 
 @pytest.mark.parametrize(("ctx", "prompt", "expected"), [(8, 4, 4), (8, 7, 1), (6, 1, 5)])
-def test_a_full_context_ends_a_job(start, new_job, finish, ctx, prompt, expected):
+def test_a_full_context_ends_a_job(start, new_job, finish, ctx, prompt, expected, ids):
     """Prompt and answer together are as long as the context, and not a token longer."""
     engine, _ = start(ctx=ctx)
     job = new_job(list(range(prompt)), 100)
@@ -146,7 +136,7 @@ def test_a_full_context_ends_a_job(start, new_job, finish, ctx, prompt, expected
     assert ctx == len(job.tokens) == len(job.sequence) + 1
 
 
-def test_a_full_context_is_shifted_when_asked(start, new_job, finish):
+def test_a_full_context_is_shifted_when_asked(start, new_job, finish, ids):
     """The job says how much was dropped; the answer goes on to its end."""
     engine, _ = start(ctx=8)
     job = new_job([0, 1, 2], 15, keep=2)
@@ -159,7 +149,7 @@ def test_a_full_context_is_shifted_when_asked(start, new_job, finish):
     assert [*job.sequence.tokens, 17] == job.tokens
 
 
-def test_who_finds_no_room_ends_alone(start, new_job, finish):
+def test_who_finds_no_room_ends_alone(start, new_job, finish, submit_together, ids):
     """Where open sessions hold the cells, the newest job gives way."""
     engine, runner = start(cells=14)
     runner.cache.cells.take(2)
@@ -195,7 +185,7 @@ def test_end_of_text_and_stop_strings(start, new_job, finish, text):
     assert [[1], [2], [3]] * 2 == [s[0] for s in runner.steps]
 
 
-def test_many_threads_submit(start, new_job, finish):
+def test_many_threads_submit(start, new_job, finish, ids):
     """Sixteen at once each get their own tokens."""
     engine, _ = start(parallel=4)
     out = {}

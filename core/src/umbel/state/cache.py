@@ -7,6 +7,7 @@ count.
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from weakref import WeakSet
 
 import attrs
@@ -135,6 +136,8 @@ class Cache:
     def __init__(self, cells: int, slots: int, *, block: int = 0) -> None:
         self.cells = Pool(cells, 1, "cells in the KV cache", block=block)
         self.slots = Pool(slots, ZERO_SLOT + 1, "recurrent states")
+        # gives back places that nobody needs; False: there are none
+        self.reclaim: Callable[[], bool] = lambda: False
         self._ages: dict[int, int] = {}  # of the slots that are snapshots; the oldest is least
         self._owners: WeakSet[Sequence] = WeakSet()  # of snapshots
 
@@ -143,8 +146,10 @@ class Cache:
     def begin(self, sequence: Sequence, n: int) -> Taken:
         """Places for `n` more tokens; `ContextFullError` when there are none.
 
-        Snapshots are a luxury: the oldest one of any sequence goes when its slot is needed.
+        What is kept for others gives way. Snapshots are a luxury, too: the oldest one of any
+        sequence goes when its slot is needed.
         """
+        self.make_room(n, 1)
         cells = self.cells.take(n, int(sequence.cells[-1]) if len(sequence.cells) else 0)
         try:
             if not self.slots.free:
@@ -169,9 +174,16 @@ class Cache:
 
     @property
     def room(self) -> int:
-        """How many sequences there are places for to take one token more."""
-        spare = len(self._spare()) if self.slots else 0
-        return min(self.cells.free, self.slots.free + spare)
+        """How many sequences there are recurrent states for to go on."""
+        return self.slots.free + (len(self._spare()) if self.slots else 0)
+
+    def make_room(self, cells: int, sequences: int) -> bool:
+        """Whether there are so many cells, and states for so many sequences to go on; what is
+        kept for others goes for them."""
+        while self.cells.free < cells or self.room < sequences:
+            if not self.reclaim():
+                return False
+        return True
 
     # sequences
 
