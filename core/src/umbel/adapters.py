@@ -22,7 +22,7 @@ import numpy as np
 
 from umbel import gguf
 from umbel.errors import ModelFormatError, OptionError
-from umbel.gguf.types import dequantise
+from umbel.gguf.types import F16, dequantise
 from umbel.graph import Shape
 from umbel.models import ModelDefinition, StateShape, StepShape
 from umbel.models.builder import LORA, AdapterShape
@@ -220,6 +220,19 @@ class Adapters:
             got = f"rank {adapter.rank}, for {_few(others or adapter.factors.keys())}"
             do = "load the model with it, or with a larger adapter_rank"
             raise OptionError(msg, where="adapters", expected=expected, got=got, do=do)
+        for stem, pair in adapter.factors.items():
+            for half, values in zip("ab", pair, strict=True):
+                self._check_range(adapter, f"{LORA}{half}.{stem}", values)
+
+    def _check_range(self, adapter: Adapter, state: str, values: np.ndarray) -> None:
+        """What would become infinite in its device's memory would spoil other slots, too."""
+        kind = self._states.tensors[state].dtype
+        largest, most = float(np.abs(values).max(initial=0)), float(np.finfo(np.float16).max)
+        if kind is F16 and largest > most:
+            msg = f"the adapter {adapter.name!r} has a value that its device cannot hold"
+            expected = f"at most {most:g}, as {kind}"
+            do = "take another device, or an adapter whose factors are balanced"
+            raise OptionError(msg, where=state, expected=expected, got=f"{largest:g}", do=do)
 
     def _write(self) -> None:
         """Puts the matrices of all layers together anew."""

@@ -16,7 +16,7 @@ from umbel import gguf
 from umbel.errors import ModelFormatError
 from umbel.models.hparams import Meta, read_hparams
 
-from umbel_ane.mil.blob import BlobFile
+from umbel_ane.mil.blob import BlobError, BlobFile
 
 TARGETS = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 JOINED = "attn_qkv"
@@ -61,7 +61,7 @@ def factors(folder: Path, model: gguf.GGUFFile) -> dict[str, tuple[np.ndarray, n
     for i, (heads, kv) in enumerate(zip(hparams.n_head, hparams.n_head_kv, strict=True)):
         sizes = heads * hparams.head_dim_k, kv * hparams.head_dim_k, kv * hparams.head_dim_v
         made |= _layer(folder, config, model, i, sizes)
-    more = [p.name for p in folder.glob("layer*") if p.name[5:].isdigit()]
+    more = [p.name for p in folder.glob("layer*") if p.name[5:].isdecimal()]
     beyond = [name for name in more if int(name[5:]) >= layers]
     if beyond or not made:
         msg = "the adapter is not one of this model"
@@ -120,7 +120,11 @@ def _values(path: Path, shape: tuple[int, int]) -> np.ndarray:
     except OSError as error:
         msg = "a file of the adapter cannot be read"
         raise ModelFormatError(msg, where=path, got=error) from error
-    values = BlobFile(data).read(FIRST, "fp16").astype(np.float32)
+    try:
+        values = BlobFile(data).read(FIRST, "fp16").astype(np.float32)
+    except BlobError as error:
+        msg = "a file of the adapter is no weight file of float16"
+        raise ModelFormatError(msg, where=path, got=error.what) from error
     if values.size != shape[0] * shape[1] or not np.isfinite(values).all():
         msg = "a file of the adapter has another size, or values that are not finite"
         got = f"{values.size} values"

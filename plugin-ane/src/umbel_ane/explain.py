@@ -12,7 +12,7 @@ from umbel.graph import Role, Tensor
 
 from umbel_ane import costs
 from umbel_ane.compiler.budget import SHARE
-from umbel_ane.compiler.ports import Between, Held, OneHot, Port, Rows
+from umbel_ane.compiler.ports import Between, Held, OneHot, Port, Rows, Watched
 from umbel_ane.compiler.programs import Compiled
 from umbel_ane.opened import Opened
 
@@ -154,6 +154,8 @@ def carries(port: Port, written: Mapping[Tensor, str]) -> str:
         return f"value {source.number} that an earlier program of the step leaves"
     if isinstance(source, Held):
         return "a constant"
+    if isinstance(source, Watched):
+        return "a number that is finite where all values were"
     if isinstance(source, OneHot):
         return f"row i has its one at {source.ids.label}[i] of {source.n}, else zeros"
     what = f"{source.tensor.label} {list(source.tensor.shape)}"

@@ -280,3 +280,19 @@ def test_a_config_that_cannot_be_used(tmp_path, text):
     (folder / "config.txt").unlink()
     with pytest.raises(ModelFormatError, match="no adapter folder"):
         convert(folder, STORY, tmp_path / "made.gguf")
+
+
+@pytest.mark.parametrize("how", ["empty", "short", "zeros", "float32"])
+def test_a_broken_file_of_an_adapter_is_named(tmp_path, how):
+    n_out, n_in = shape_of(STORY, "blk.0.attn_q")
+    folder = orion(tmp_path / "orion", 2, 4.0, {"q": (n_out, n_in)})
+    (folder / "layer²").mkdir()  # no number that counts
+    file = folder / "layer1" / "lora_q_B.bin"
+    data = file.read_bytes()
+    broken = {"empty": b"", "short": data[:100], "zeros": bytes(len(data))}
+    broken["float32"] = write_blob([np.zeros(n_out * 2, np.float32)])[0]
+    file.write_bytes(broken[how])
+    with pytest.raises(ModelFormatError, match="no weight file of float16") as caught:
+        convert(folder, STORY, tmp_path / "made.gguf")
+    assert caught.value.where == file
+    assert not (tmp_path / "made.gguf").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import umbel
@@ -108,3 +109,33 @@ def test_a_model_that_leaves_float16_is_not_silent(load, caplog) -> None:
     rows = load("mamba").logits([3, 9, 4, 11, 7, 5, 2, 8])
     told = [r.message for r in caplog.records if "not finite" in r.message]
     assert (len(told) == 1) == (not np.isfinite(rows).all())
+
+
+@pytest.mark.parametrize("rules", ["orion-m4-macos15", "m1", "m4-macos27"])
+@pytest.mark.parametrize(
+    ("name", "weight", "factor"),
+    [
+        ("gpt2", "ffn_down.weight", 2e5),
+        ("llama", "ffn_up", 1e5),
+        ("granite", "attn_output", 1e5),
+        ("gpt2", "attn_qkv.weight", 1e4),
+    ],
+)
+def test_what_overflows_in_the_middle_is_told(
+    load, oracles: Path, tmp_path: Path, monkeypatch, caplog, rules, name, weight, factor
+) -> None:
+    """Also where the chip drops NaN, so that finite rubbish comes out; and nothing is told of
+    the model as it is."""
+    monkeypatch.setenv("UMBEL_ANE_SIMULATOR", rules)
+    load(name).logits([3, 9, 4, 11])
+    assert "not finite" not in caplog.text
+    file = tmp_path / f"{name}.gguf"
+    shutil.copy(oracles / f"{name}.gguf", file)
+    large = gguf.GGUFReader(file, "r+")
+    for tensor in large.tensors:
+        if weight in tensor.name:
+            tensor.data[...] *= factor
+    large.data.flush()
+    with umbel.load(file, device="ane:0", ctx=128, parallel=2) as model:
+        model.logits([3, 9, 4, 11])
+    assert caplog.text.count("gave values that are not finite") == 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from umbel.errors import CancelledError, DeviceError, OutOfMemoryError
+import umbel
+from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, UmbelError
 from umbel_ane.runtime.steps import Splits
 
 STORY = "Once upon a time"
@@ -96,6 +101,48 @@ def test_surfaces_that_cannot_be_made(faulty) -> None:
         faulty("surface:4+")
 
 
+def test_a_chip_with_one_input_a_program_leaves_all_to_the_host(load, monkeypatch, caplog):
+    """With a line that says so, or an error where fallbacks are refused."""
+    wanted = load("llama", device="host").logits([5, 6, 7])
+    monkeypatch.setenv("UMBEL_ANE_SIMULATOR", "maderix")
+    assert np.array_equal(load("llama").logits([5, 6, 7]), wanted)
+    assert "ane:0 does not run everything" in caplog.text
+    with pytest.raises(UmbelError):
+        load("llama", strict=True)
+
+
+def test_a_cache_that_cannot_be_written_is_named(load, monkeypatch, tmp_path) -> None:
+    blocked = tmp_path / "umbel"
+    blocked.write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(DeviceError, match="cannot be compiled") as caught:
+        load("llama")
+    assert "cannot be kept" in str(caught.value.got)
+
+
+def test_each_model_that_overflows_is_told_of(load, oracles, tmp_path, caplog) -> None:
+    """Also the second one in a process."""
+    for number in (1, 2):
+        file = tmp_path / f"{number}.gguf"
+        shutil.copy(oracles / "llama.gguf", file)
+        large = gguf.GGUFReader(file, "r+")
+        for tensor in large.tensors:
+            if "ffn_up" in tensor.name:
+                tensor.data[...] *= 1e5 / number
+        large.data.flush()
+        load("qwen2")  # the device stays open
+        with umbel.load(file, device="ane:0", ctx=64) as model:
+            model.logits([3, 9, 4])
+        assert caplog.text.count("gave values that are not finite") == number
+
+
+def test_surfaces_go_with_the_model(load, health) -> None:
+    with load("llama") as model:
+        model.logits([5, 6, 7])
+        assert health()["surface_bytes"] > 0
+    assert health()["surface_bytes"] == 0
+
+
 def test_check_names_the_node(faulty) -> None:
     """Also of many: nodes that are alike share programs, so that the compiles suffice."""
     model = faulty("nan:60", check=True, options={"ane": {"canary": "off"}})
@@ -162,3 +209,45 @@ def test_status_from_other_threads(load, health) -> None:
     assert told["simulated"] is True
     assert told["dispatches"] >= 24
     assert told["surface_bytes"] > 0
+
+
+BREAKS = ("no text", "half a text", "half a list", "another list", "no weights", "zeros")
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_what_cannot_be_used_is_compiled_anew(load, health, tmp_path, monkeypatch, caplog, how):
+    """Entries of the system's cache that another system, or an end in the middle, has left."""
+    from umbel import plugins
+
+    given = {"ctx": 64, "parallel": 1}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = load("llama", **given).generate([5, 6, 7], **GREEDY).read()
+    plugins.get().close()
+    assert sum(_spoil(path, how) for path in Path(os.environ["XDG_CACHE_HOME"]).rglob("*"))
+    model = load("llama", **given)
+    assert model.generate([5, 6, 7], **GREEDY).read() == first
+    assert "so it is compiled anew" in caplog.text
+    compiled = health()["compiles"]
+    assert str(health()["canaries"]).endswith(" 0 failed")
+    plugins.get().close()
+    caplog.clear()
+    assert load("llama", **given).generate([5, 6, 7], **GREEDY).read() == first
+    assert health()["compiles"] == compiled
+    assert "compiled anew" not in caplog.text
+
+
+def _spoil(path: Path, how: str) -> bool:
+    """One file of the simulator's cache, if it is one of these."""
+    kind = {"no text": "model.mil", "half a text": "model.mil", "half a list": "files.json"}
+    kind["another list"] = "files.json"
+    wanted = path.name == kind[how] if how in kind else len(path.name) == 64
+    if not wanted or not path.is_file():
+        return False
+    if how.startswith("no"):
+        path.unlink()
+    elif how == "another list":
+        path.write_text("[]")
+    else:
+        data = path.read_bytes()
+        path.write_bytes(bytes(len(data)) if how == "zeros" else data[: len(data) // 2])
+    return True

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import gguf
 import numpy as np
 import pytest
+from umbel.errors import OptionError
 from umbel_ane import profile
 
 GREEDY: dict[str, Any] = {"max_tokens": 64, "temperature": 0}
@@ -191,3 +193,29 @@ def test_a_head_with_more_tokens_than_channels(load, monkeypatch, head) -> None:
     runner = model.runner
     elsewhere = {p.node.op.name for s in runner.usual for p in runner.elsewhere(runner.plan(s))}
     assert ("mul_mat" in elsewhere) == (head == "host")
+
+
+def test_an_adapter_beyond_float16_is_refused(load, oracles: Path, tmp_path: Path) -> None:
+    """Where it enters; who uses another one goes on, and so it is after it was tried."""
+    path = oracles / "llama-lora.gguf"
+    read = gguf.GGUFReader(path)
+    made = gguf.GGUFWriter(tmp_path / "big.gguf", "llama")
+    made.add_string("general.type", "adapter")
+    made.add_string("adapter.type", "lora")
+    for tensor in read.tensors:
+        values = tensor.data.astype(np.float32)
+        scale = 1e-6 if tensor.name.endswith("lora_a") else 1e6
+        made.add_tensor(tensor.name, values * np.float32(scale))
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    model = load("llama", adapters=path, adapter_slots=2)
+    before = model.logits([1, 5, 9])
+    with pytest.raises(OptionError, match="a value that its device cannot hold") as caught:
+        model.load_adapter(tmp_path / "big.gguf")
+    assert "lora_" in str(caught.value.where)
+    assert model.adapters == ["llama-lora"]
+    assert np.array_equal(model.logits([1, 5, 9]), before)
+    on_host = load("llama", device="host", adapters=tmp_path / "big.gguf")
+    assert np.isfinite(on_host.logits([1, 5, 9])).all()

@@ -58,7 +58,12 @@ class Between:
     number: int
 
 
-Source: TypeAlias = Whole | Rows | OneHot | Held | Between
+@attrs.frozen
+class Watched:
+    """A number that is finite where all values of the program were (`compiler.watch`)."""
+
+
+Source: TypeAlias = Whole | Rows | OneHot | Held | Between | Watched
 
 
 @attrs.frozen

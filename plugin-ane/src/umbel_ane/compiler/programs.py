@@ -21,7 +21,8 @@ from umbel_ane.compiler.ir import Graph, Node
 from umbel_ane.compiler.lowered import Lowered
 from umbel_ane.compiler.palettes import palettised
 from umbel_ane.compiler.passes import run
-from umbel_ane.compiler.ports import Between, Port, Source
+from umbel_ane.compiler.ports import Between, Port, Source, Watched
+from umbel_ane.compiler.watch import watched
 from umbel_ane.compiler.weights import KINDS
 from umbel_ane.mil.text import write
 from umbel_ane.profile import Profile
@@ -157,6 +158,9 @@ class _Cutter:
         for node in nodes:
             given = tuple(made.get(x, x) for x in node.inputs)
             made[node] = attrs.evolve(node, inputs=given)
+        if self.profile.drops_nan and (end := watched(build, [made[n] for n in nodes])):
+            made[end] = end
+            wanted = [*wanted, (end, Watched())]
         outputs, ends = [], {}
         for i, (node, source) in enumerate(wanted):
             name = port_name("z", i, len(wanted))

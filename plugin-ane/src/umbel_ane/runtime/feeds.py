@@ -17,7 +17,7 @@ from umbel.errors import DeviceError
 from umbel.graph import Role, Tensor
 from umbel.hookspecs import Buffer, Slot
 
-from umbel_ane.compiler.ports import Between, Held, OneHot, Port, Rows, Source, Whole
+from umbel_ane.compiler.ports import Between, Held, OneHot, Port, Rows, Source, Watched, Whole
 from umbel_ane.drivers import Surface
 from umbel_ane.memory import AneBuffer, AneWeight
 
@@ -102,7 +102,7 @@ def _splits(shape: Sequence[int], cut: int, outer: Sequence[int], last: int) -> 
 
 def feed(source: Source, port: Port, surface: Surface, slots: Slots) -> Feed | None:
     """What fills `surface` for this port; None where another program does."""
-    if isinstance(source, Between):
+    if isinstance(source, Between | Watched):
         return None
     if isinstance(source, Held):
         return HeldFeed(source, Target.of(surface, port, source.shape))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
@@ -145,32 +145,54 @@ class Programs:
         of the split from this one on."""
         if (fault := self._faults.get(program.text)) is not None:
             raise fault()
-        weights = program.weights
-        model = self.driver.model(self.driver.descriptor(program.text, weights))
-        doing = "loaded"
+        model = self.driver.model(self.driver.descriptor(program.text, program.weights))
         try:
-            if not model.compiled_exists():
-                doing = "compiled"
-                self._compile(program, model, weights, left)
-            doing = "loaded"
-            model.load()
-            loaded = Loaded(program, model, model.attributes(), tuple(weights))
-            if self.canaries:
-                self._try(loaded)
-            return loaded
-        except AneError as error:
-            model.release()
-            msg = f"{program.name} cannot be {doing} for the Neural Engine"
-            do = "take another device, and report it"
-            self._faults[program.text] = fault = _fault(msg, program, error, do)
-            raise fault() from error
+            return self._found(program, model) or self._made(program, model, left)
         except BaseException:
             model.release()
             raise
 
-    def _compile(
-        self, program: Compiled, model: Model, weights: Mapping[str, bytes], left: int
-    ) -> None:
+    def _found(self, program: Compiled, model: Model) -> Loaded | None:
+        """As it was compiled before, by whichever process. What cannot be loaded, or computes
+        something else, is dropped: another system or a broken file has left it."""
+        if not model.compiled_exists():
+            return None
+        try:
+            loaded = self._ready(program, model)
+            verdict = self._try(loaded)
+            if verdict is None or verdict.passed:
+                return loaded
+            why = str(verdict)
+            model.unload()
+        except AneError as error:
+            why = error.text or error.what
+        told = "%s was compiled before and cannot be used, so it is compiled anew: %s"
+        log.warning(told, program.name, why)
+        model.purge()
+        return None
+
+    def _made(self, program: Compiled, model: Model, left: int) -> Loaded:
+        doing = "compiled"
+        try:
+            self._compile(program, model, left)
+            doing = "loaded"
+            loaded = self._ready(program, model)
+            verdict = self._try(loaded)
+        except AneError as error:
+            msg = f"{program.name} cannot be {doing} for the Neural Engine"
+            do = "take another device, and report it"
+            self._faults[program.text] = fault = _fault(msg, program, error, do)
+            raise fault() from error
+        if verdict is not None and not verdict.passed:
+            self._faults[program.text] = failed = _failed(program, verdict)
+            raise failed()
+        return loaded
+
+    def _ready(self, program: Compiled, model: Model) -> Loaded:
+        model.load()
+        return Loaded(program, model, model.attributes(), tuple(program.weights))
+
+    def _compile(self, program: Compiled, model: Model, left: int) -> None:
         """Here, or in another process where this one may not compile any more, or could crash:
         what was compiled there is found here."""
         limit, used = self.driver.profile.compile_limit, self.driver.compiles
@@ -185,7 +207,7 @@ class Programs:
         if full and not self.child.restarts:
             told = "%s has compiled %d programs: further ones are compiled in another process"
             log.warning(told, self.device, used)
-        self.child.compile(program.name, program.text, weights)
+        self.child.compile(program.name, program.text, program.weights)
         if not model.compiled_exists():
             msg = (
                 f"{program.name} was compiled in another process, and is not found in this one"
@@ -201,9 +223,11 @@ class Programs:
         given = self.device, left, seconds, used, profile.compile_limit or "any number"
         log.log(logging.WARNING if loud else logging.INFO, told, *given)
 
-    def _try(self, loaded: Loaded) -> None:
-        """Runs the canary; where it does not agree the program is not used. What float16 makes
-        of it by itself, a quotient beyond its range, is no fault of the engine."""
+    def _try(self, loaded: Loaded) -> Verdict | None:
+        """What the canary says; None: it is off. What float16 makes of a program by itself, a
+        quotient beyond its range, is no fault of the engine."""
+        if not self.canaries:
+            return None
         program, given = loaded.program, canary.inputs(loaded.program.inputs)
         got = self.evaluate(loaded, given)
         wanted = reference.evaluate(program.graph, given)
@@ -213,14 +237,7 @@ class Programs:
             alike = canary.compare(program.name, got, rounded)
             verdict = alike if alike.passed else verdict
         self.verdicts[program.text] = verdict
-        if not verdict.passed:
-            msg = f"the canary of {program.name} failed: the Neural Engine computes it wrongly"
-            expected = f"squared error of {canary.LIMIT:.0e} at most"
-            found = f"{verdict.error:.1e} of {verdict.output}, {verdict.worst}"
-            do = "take another device; `-O ane.canary=off` runs it all the same"
-            named = partial(DeviceError, msg, where=program.where, do=do)
-            self._faults[program.text] = fault = partial(named, expected=expected, got=found)
-            raise fault()
+        return verdict
 
     def rewrite(self, loaded: Loaded, fresh: Compiled) -> bool:
         """Overwrites its weight files with those of `fresh`, which is the same program, and
@@ -275,6 +292,15 @@ def _fault(msg: str, program: Compiled, error: AneError, do: str) -> Fault:
     """What a driver said, and of which nodes."""
     got = f"{error.what} ({error.got})" if error.got else error.what
     return partial(DeviceError, msg, where=program.where, got=got, do=do)
+
+
+def _failed(program: Compiled, verdict: Verdict) -> Fault:
+    """A canary that did not agree: the program is not used."""
+    msg = f"the canary of {program.name} failed: the Neural Engine computes it wrongly"
+    expected = f"squared error of {canary.LIMIT:.0e} at most"
+    found = f"{verdict.error:.1e} of {verdict.output}, {verdict.worst}"
+    do = "take another device; `-O ane.canary=off` runs it all the same"
+    return partial(DeviceError, msg, where=program.where, do=do, expected=expected, got=found)
 
 
 def _values(memory: np.ndarray, port: Port) -> np.ndarray:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakSet
 
 import attrs
 import numpy as np
 from umbel.errors import CancelledError
-from umbel.hookspecs import SplitGraph
+from umbel.hookspecs import Buffer, SplitGraph
 
 from umbel_ane.compiler.ir import Shape4
-from umbel_ane.compiler.ports import Between, Port, Source, Whole
+from umbel_ane.compiler.ports import Between, Port, Source, Watched, Whole
 from umbel_ane.compiler.programs import Compiled
 from umbel_ane.drivers import Request, Surface
 from umbel_ane.memory import Changes
@@ -45,13 +46,25 @@ class Outlet:
 
 
 @attrs.frozen(eq=False)
+class Watch:
+    """An output surface that is only looked at."""
+
+    target: Target
+
+    def empty(self) -> bool:
+        """Whether its values are finite."""
+        with self.target.surface.lock(read_only=True) as memory:
+            return bool(np.isfinite(self.target.within(memory)).all())
+
+
+@attrs.frozen(eq=False)
 class Evaluation:
     """One program in a split: what fills its inputs, and what it is given."""
 
     loaded: Loaded
     request: Request
     feeds: tuple[Feed, ...]
-    outlets: tuple[Outlet, ...]
+    outlets: tuple[Outlet | Watch, ...]
 
 
 @attrs.define(eq=False)
@@ -85,6 +98,7 @@ class Splits:
     planning: bool = attrs.field(default=False, init=False)  # nothing is compiled ahead
     made: OrderedDict[int, Split] = attrs.field(factory=OrderedDict, init=False)
     _told: set[str] = attrs.field(factory=set, init=False)  # warnings
+    _lossy: WeakSet[Buffer] = attrs.field(factory=WeakSet, init=False)
 
     def ready(self, graph: SplitGraph, *, held: bool | None = None) -> Split:
         """The split, made if it is not there; what was used last is dropped last."""
@@ -111,12 +125,14 @@ class Splits:
             one.loaded.evaluate(one.request)
             finite = [outlet.empty() for outlet in one.outlets]
             if not all(finite):
-                self._lost(one.loaded)
+                self._lost(one.loaded, graph)
 
-    def _lost(self, loaded: Loaded) -> None:
-        """A model whose values leave float16's range would write nonsense; told once."""
-        if "lost" not in self._told:
-            self._told.add("lost")
+    def _lost(self, loaded: Loaded, graph: SplitGraph) -> None:
+        """A model whose values leave float16's range would write nonsense; told once for each
+        model, which is known by the memory that its steps share."""
+        memory = graph.slots[graph.outputs[0]].buffer
+        if memory not in self._lossy:
+            self._lossy.add(memory)
             told = "%s gave values that are not finite, in %s: float16 cannot hold this model"
             log.warning(told, self.programs.device, loaded.program.where)
 
@@ -124,6 +140,10 @@ class Splits:
         if (split := self.made.pop(uid, None)) is not None:
             self.programs.give(split.programs)
             self.pool.give(split.surfaces)
+            if not self.made:  # another model is told of its own
+                self._told.clear()
+            if self.pool.idle > self.pool.taken:  # of a model that is closed, perhaps
+                self.pool.trim()
 
     def clear(self) -> None:
         while self.made:
@@ -174,9 +194,13 @@ class Binder:
         inputs = {port.name: self._surface(port) for port in compiled.inputs}
         outputs = {port.name: self._surface(port) for port in compiled.outputs}
         feeds = [self._feed(port) for port in compiled.inputs]
-        outlets = [
-            self._outlet(p, p.source) for p in compiled.outputs if type(p.source) is Whole
-        ]
+        outlets: list[Outlet | Watch] = []
+        for port in compiled.outputs:
+            if isinstance(port.source, Whole):
+                outlets.append(self._outlet(port, port.source))
+            elif isinstance(port.source, Watched):
+                target = Target.of(self._surface(port), port, port.shape)
+                outlets.append(Watch(target))
         request = Request(
             [inputs[name] for name in loaded.order.inputs],
             [outputs[name] for name in loaded.order.outputs],

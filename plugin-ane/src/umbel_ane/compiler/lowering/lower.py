@@ -78,6 +78,8 @@ def lower(
 
 def unsupported(node: Tensor, profile: Profile, options: Options | None = None) -> str | None:
     """Why a node cannot be lowered, in the dtypes and shapes that it has; None: it can."""
+    if profile.max_inputs:  # a step has dozens, and nobody packs them into one
+        return f"the profile takes {profile.max_inputs} inputs a program"
     try:
         lower(_Single((node,), (node,)), profile, _unread, options)
     except Refused as refused:

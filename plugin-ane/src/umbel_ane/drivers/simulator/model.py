@@ -100,7 +100,11 @@ class Model:
         program = parsed(text)
         self._refuse(Made(self.profile, program, files, text=text))
         prepare(program.main, Constants(files, {}, shapes_only=True), self.profile)
-        self.store.keep(self.hex_id, text, files)
+        try:
+            self.store.keep(self.hex_id, text, files)
+        except OSError as error:
+            msg = f"a compile failed: what is compiled cannot be kept ({error})"
+            raise errors.compiling(msg) from error
         PROCESS.compiles += 1
         size = sum(data.nbytes for data in files.values())
         self.clock.tick("compile", costs.compiling(self.profile.costs, size), self.hex_id)

@@ -81,10 +81,13 @@ class Store:
                 raise
 
     def _link(self, digest: str, data: memoryview, own: Path) -> None:
-        """One file with two names, the program's own and that of its contents."""
+        """One file with two names, the program's own and that of its contents, unless somebody
+        has spoilt those."""
         blob = self.folder / "blobs" / digest
         blob.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if blob.read_bytes() != data:
+                blob.unlink(missing_ok=True)
             os.link(blob, own)
         except FileNotFoundError:
             own.write_bytes(data)
@@ -94,7 +97,11 @@ class Store:
     def snapshot(self, hex_id: str) -> Snapshot:
         """Raises OSError where it is not kept."""
         folder = self._program(hex_id)
-        digests: dict[str, str] = json.loads((folder / "files.json").read_text("utf-8"))
+        digests = json.loads((folder / "files.json").read_text("utf-8"))
+        named = digests.values() if isinstance(digests, dict) else [digests]
+        if not isinstance(digests, dict) or not all(isinstance(name, str) for name in named):
+            msg = "files.json is no list of files"
+            raise OSError(msg)
         files = {path: mapped(folder / digest) for path, digest in digests.items()}
         return Snapshot((folder / TEXT).read_bytes(), files, digests)
 
