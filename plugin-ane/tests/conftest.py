@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from umbel_ane.drivers.simulator import clock
 
 sys.path.insert(0, str(Path(__file__).parent))  # what tests share stands beside them
 
@@ -16,6 +17,8 @@ ORACLES = Path(__file__).parents[2] / "core" / "tests" / "data" / "oracles"
 def nothing_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """And a simulated process of its own for each test, which may compile so many."""
+    clock.reset()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     for name in ("UMBEL_ANE_SIMULATOR", "UMBEL_ANE_FAULT"):
         monkeypatch.delenv(name, raising=False)

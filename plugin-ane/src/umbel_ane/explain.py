@@ -11,7 +11,6 @@ import attrs
 from umbel.graph import Role, Tensor
 
 from umbel_ane import costs
-from umbel_ane.compiler.budget import SHARE
 from umbel_ane.compiler.ports import Between, Held, OneHot, Port, Rows, Watched
 from umbel_ane.compiler.programs import Compiled
 from umbel_ane.opened import Opened
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 ATTENDS = ("flash_attn_ext", "kv_attention", "soft_max")
 HEADS = ("output", "token_embd")  # the weight of the logits, or the one it is tied to
+SHARE = 3  # a model should need no more than a third of what a process may compile
 LAYER = re.compile(r"^blk\.\d+\.")
 
 

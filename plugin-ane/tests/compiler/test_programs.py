@@ -5,11 +5,12 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from simulated import broken_rules, by_reference, by_simulator, close, compiled, lowered
+from simulated import broken_rules, by_reference, by_simulator, close, compiled
 from umbel.errors import DeviceError
-from umbel_ane.compiler.budget import budget, require
 from umbel_ane.compiler.builder import IRBuilder
+from umbel_ane.compiler.cutting import cut
 from umbel_ane.compiler.ir import Graph, Node, Weight
+from umbel_ane.compiler.passes import run
 from umbel_ane.compiler.ports import Between
 from umbel_ane.compiler.reference import evaluate
 from umbel_ane.profile import Profile, load
@@ -158,27 +159,6 @@ def test_estimates_agree_with_the_simulators_clock() -> None:
     assert program.counts.ms == pytest.approx(clock.ms + turned, rel=0.02)
 
 
-def test_a_budget_is_known_before_the_first_compile() -> None:
-    def unread() -> np.ndarray:
-        raise AssertionError
-
-    b = IRBuilder()
-    y = b.input("x", (1, WIDE, 1, 16))
-    for i in range(10):
-        y = b.conv1x1(y, b.weight(Weight(i, unread), (WIDE, WIDE, 1, 1)))
-    graphs = {"decode": Graph({"y": y}), "prefill 64": layers(24, 64)}
-    small = attrs.evolve(M1, compile_limit=10)
-    planned = budget([(name, lowered(g)) for name, g in graphs.items()], small)
-    assert planned.programs == {"decode": 1, "prefill 64": 5}
-    assert planned.fits
-    assert planned.compile_ms == 6 * M1.costs.compile_ms
-    assert "prefill 64: 5" in str(planned.warning)
-    require(planned, 4)
-    with pytest.raises(DeviceError, match="prefill 64"):
-        require(planned, 5)
-    assert budget([("decode", lowered(graphs["decode"]))], M1).warning is None
-
-
 def decode(layers: int, width: int, hidden: int, heads: int, cache: int = 1024) -> Graph:
     """The shape of a decode step: attention over a cache that is an input, no weight read."""
 
@@ -225,6 +205,5 @@ GPT2, LLAMA = (12, 768, 3072, 12), (32, 4096, 14336, 32)  # 124M; 8B, but for it
 def test_dispatches_of_a_decode_step(
     profile: Profile, shape: tuple[int, int, int, int], most: int
 ) -> None:
-    planned = budget([("decode", lowered(decode(*shape)))], profile)
-    assert planned.total <= most
-    assert planned.fits
+    graph = run(decode(*shape), profile).graph
+    assert len(cut(graph, profile)) <= most

@@ -139,3 +139,27 @@ def test_what_overflows_in_the_middle_is_told(
     with umbel.load(file, device="ane:0", ctx=128, parallel=2) as model:
         model.logits([3, 9, 4, 11])
     assert caplog.text.count("gave values that are not finite") == 1
+
+
+@pytest.mark.parametrize("rules", ["orion-m4-macos15", "m1"])
+def test_rows_are_picked_beyond_where_products_saturate(
+    load, oracles: Path, tmp_path: Path, monkeypatch, rules
+) -> None:
+    """aneforge 115: a product is infinite beyond half of float16's range; residuals may be
+    larger, and the last token's is picked by a product with ones."""
+    monkeypatch.setenv("UMBEL_ANE_SIMULATOR", rules)
+    file = tmp_path / "llama.gguf"
+    shutil.copy(oracles / "llama.gguf", file)
+    large = gguf.GGUFReader(file, "r+")
+    for tensor in large.tensors:
+        if "ffn_down" in tensor.name:
+            tensor.data[...] *= 1.5e4
+    large.data.flush()
+    ids, options = list(range(30, 50)), {"ane": {"canary": "off"}}
+    with (
+        umbel.load(file, device="ane:0", ctx=64, options=options) as here,
+        umbel.load(file, device="host", ctx=64) as there,
+    ):
+        for n in (5, 17, 20):
+            with here.open() as one, there.open() as two:
+                assert apart(one.feed(ids[:n]), two.feed(ids[:n])) <= CLOSE

@@ -8,11 +8,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import gguf
 import numpy as np
 import pytest
 import umbel
 from umbel.errors import CancelledError, DeviceError, OutOfMemoryError, UmbelError
+from umbel_ane import profile
+from umbel_ane.drivers.simulator import clock
 from umbel_ane.runtime.steps import Splits
 
 STORY = "Once upon a time"
@@ -141,6 +144,16 @@ def test_surfaces_go_with_the_model(load, health) -> None:
         model.logits([5, 6, 7])
         assert health()["surface_bytes"] > 0
     assert health()["surface_bytes"] == 0
+    assert health()["canaries"] == "0 passed, 0 failed"
+
+
+def test_a_step_of_too_many_programs_is_refused_before_a_compile(load, monkeypatch) -> None:
+    few = attrs.evolve(profile.load("orion-m4-macos15"), compile_limit=2, max_program_ops=40)
+    monkeypatch.setattr(profile, "load", lambda name="": few)
+    with pytest.raises(DeviceError, match="more programs than a process may compile") as caught:
+        load("llama", ubatch=16)
+    assert "at most 2" in str(caught.value)
+    assert clock.PROCESS.compiles == 0
 
 
 def test_check_names_the_node(faulty) -> None:

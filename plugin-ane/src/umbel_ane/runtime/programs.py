@@ -137,6 +137,8 @@ class Programs:
     def _drop_unused(self) -> None:
         for key in [key for key in self.loaded if self._users[key] <= 0]:
             gone = self.loaded.pop(key)
+            self._users.pop(key, None)
+            self.verdicts.pop(key, None)
             self._gone += gone.dispatches
             gone.model.release()
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import attrs
 import numpy as np
-from umbel.errors import CancelledError
+from umbel.errors import CancelledError, DeviceError
 from umbel.hookspecs import Buffer, SplitGraph
 
 from umbel_ane.compiler.ir import Shape4
@@ -164,6 +164,12 @@ class Splits:
                 self._told.add(warning)
         while self.made and self.programs.room < len(compiled):
             self.forget(next(iter(self.made)))
+        if self.programs.room < len({c.text for c in compiled} - self.programs.loaded.keys()):
+            msg = "a step needs more programs than a process may compile"
+            do = "take a smaller --ubatch, -O ane.weights=palette8 where the chip takes it, or "
+            do += "another device"
+            expected, where = f"at most {self.programs.room}", compiled[-1].where
+            raise DeviceError(msg, where=where, expected=expected, got=len(compiled), do=do)
         programs = self.programs.take(compiled)
         binder = Binder(self.pool, graph.slots, compiled)
         try:

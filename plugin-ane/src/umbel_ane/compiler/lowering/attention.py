@@ -1,10 +1,10 @@
-"""soft_max and flash_attn_ext, safe in float16 whatever the scores are.
+"""soft_max and flash_attn_ext, safe in float16 up to scores that no trained model has.
 
-Scores are kept divided by `UNIT`, so that they overflow float16 a million times later than
-they matter; what is left after the largest of a row has been taken away is multiplied again
-(where it overflows to minus infinity its weight is zero anyway). A mask of MASKED / 2 or less
-hides: it lowers a score by more than any other can be below it, and rows that are hidden as a
-whole are multiplied by zero.
+Scores are kept divided by `UNIT`, so that they overflow at half a million (a million where
+products do not saturate); beyond that they are infinite, which is told. What is left after the
+largest of a row has been taken away is multiplied again (where it overflows to minus infinity
+its weight is zero anyway). A mask of MASKED / 2 or less hides: it lowers a score by more than
+any other can be below it, and rows that are hidden as a whole are multiplied by zero.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from umbel.graph import Role, Tensor
 
 from umbel_ane.compiler.ir import Weight
 from umbel_ane.compiler.lowering.context import FIXED, Context, Rule
-from umbel_ane.compiler.lowering.elementwise import within
+from umbel_ane.compiler.lowering.elementwise import times, within
 from umbel_ane.compiler.lowering.layout import Atoms, Place, Refused, Value, atoms_of, flat
 from umbel_ane.compiler.lowering.moves import arranged, const, exact, joined, reshaped
 from umbel_ane.compiler.ports import OneHot, Rows
@@ -100,8 +100,10 @@ def _picked(c: Context, node: Tensor) -> Value:
     ones = c.port("one-hot", OneHot, (ids, n), core, places)
     x = exact(c.b, arranged(c.b, x, ((), (), x.core[1], x.core[0])))
     x = within(c, x)  # no infinity may reach other rows
+    part = 0.5 if c.profile.saturates_at else 1.0  # products reach half of float16's range
+    product = c.b.matmul(times(c, x.node, part), ones.node)
     wanted: Place = ((), (), x.core[1], core[0])
-    made = Value(c.b.matmul(x.node, ones.node), (core[0], x.core[1]), wanted)
+    made = Value(times(c, product, 1 / part), (core[0], x.core[1]), wanted)
     return reshaped(c.b, made, node.shape)
 
 
