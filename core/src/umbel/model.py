@@ -135,6 +135,7 @@ class Model(AbstractContextManager["Model"]):
         * `adapters`: names of loaded adapters, with scales where those are not 1
           (`{"pirate": 0.5}`); None: those given to `load`; `{}`: the model as it is.
         * `draft_max`: tokens of one draft at most; 0: no drafts; None: as the model was loaded.
+        * `show_special`: whether control tokens in the answer are part of its text.
         * `notify`: is called, on the engine's thread, when there is something to `poll`.
         * `sampling`: an `umbel.sampling.Settings`; or its fields one by one: `temperature`,
           `top_k`, `seed`, and what the answer must obey: `json_schema`, `regex`, `grammar` ...

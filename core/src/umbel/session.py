@@ -112,6 +112,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         keep: int | None = None,
         logprobs: int | None = None,
         draft_max: int | None = None,
+        show_special: bool = False,
         notify: Callable[[], None] | None = None,
         sampling: Sampling | None = None,
         **settings: Any,
@@ -143,7 +144,13 @@ class Session(contextlib.AbstractContextManager["Session"]):
             sampler=Sampler(
                 chosen, n_vocab, prompt=history, breakers=breakers, constraint=constraint
             ),
-            output=Output(self._tokenizer, history, stops, exact=constraint is not None),
+            output=Output(
+                self._tokenizer,
+                history,
+                stops,
+                special=show_special,
+                exact=constraint is not None,
+            ),
             max_tokens=limit,
             stop_ids=self._tokenizer.vocab.ends,
             keep=kept,

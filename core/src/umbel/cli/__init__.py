@@ -27,7 +27,7 @@ from umbel.cli.common import Parser, log, say
 from umbel.errors import OptionError, UmbelError
 
 # The files here, in the order of the help.
-COMMANDS: tuple[str, ...] = ("run", "chat", "embed", "bench", "perplexity")
+COMMANDS: tuple[str, ...] = ("run", "chat", "serve", "embed", "bench", "perplexity")
 COMMANDS += ("inspect", "tokenize", "convert", "quantize")
 COMMANDS += ("devices", "plugins", "plan", "doctor", "completion")
 

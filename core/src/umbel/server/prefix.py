@@ -58,6 +58,12 @@ class Prefixes:
         self.cache.restore(sequence, fork)
         return reach
 
+    def known(self, ids: list[int]) -> int:
+        """About how much of `ids` is kept here; from any thread, without adapters."""
+        wanted = np.array(ids[:-1], np.int64)
+        alike = [s for s in tuple(self._kept) if s.tokens[:LEAST] == ids[:LEAST]]
+        return max((_common(wanted, s.tokens) for s in alike), default=0)
+
     def keep(self, sequence: Sequence) -> None:
         """Keeps a fork of a sequence; what knows of dropped tokens is no beginning."""
         if sequence.shifts or len(sequence) < LEAST:
