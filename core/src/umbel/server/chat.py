@@ -77,7 +77,8 @@ def read(fields: Fields, model: Model, limits: Limits) -> Chat:
     more |= dict([forced]) if forced else {}
     limit = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
     asked = sampling.asked(fields, model, limits, limit=limit, **more)
-    prompt = _prompt(fields, model, messages_for_template(messages, family, tools), tools)
+    messages = messages_for_template(messages, family, tools)
+    prompt = _prompt(fields, model, messages, tools if family.tells == "variable" else ())
     return Chat(
         prompt=prompt,
         asked=asked,

@@ -92,7 +92,10 @@ class _Arguments(dict[str, Any]):
 def _read_arguments(found: dict[str, Any]) -> dict[str, Any]:
     """The API sends the arguments of a call as a text, and most templates want the mapping."""
     with contextlib.suppress(TypeError, KeyError, ValueError, RecursionError):
-        found["arguments"] = _Arguments(**json.loads(found["arguments"]))
+        given = found["arguments"]
+        found["arguments"] = _Arguments(
+            **(json.loads(given) if isinstance(given, str) else given)
+        )
     return found
 
 
