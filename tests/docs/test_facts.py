@@ -26,7 +26,7 @@ SOURCES = (ROOT / "core/src/umbel", ROOT / "plugin-numa/src")
 # options of other programs
 OTHERS = ("--no-deps", "--force-reinstall", "--umbel-device", "--cap-add", "--install")
 OF_SETUP = ("--apply",)  # of umbel-cann-setup
-OF_ANE = ("--to",)  # of `umbel ane`
+OF_ANE = ("--to", "--prompts")  # of `umbel ane`
 OF_NUMA = ("--forget", "--sweep")  # of a plugin's commands: the page about it gives them
 
 
