@@ -13,23 +13,31 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from umbel.server.guard import Guard
 from umbel.server.limits import Limits
 
+HEAD = 64 << 10  # bytes of a head, at most
 
-class Protocol(H11Protocol):
-    """HTTP/1.1 that waits for the head of a request for so long, and no longer."""
+
+class Protocol(HttpToolsProtocol):
+    """HTTP/1.1 that waits for the head of a request for so long and so much, and no more."""
 
     header_seconds = 20.0
+    body_size = 8 << 20
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head: asyncio.TimerHandle | None = None
+        self._taken = 0  # bytes since there was an answer
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
+        self._taken = 0 if self._answering() else self._taken + len(data)
+        if self._taken > HEAD + self.body_size:
+            self.transport.close()
+            return
         super().data_received(data)
         if self._answering():
             self._head_came()
@@ -76,7 +84,11 @@ class Server(uvicorn.Server):
 
 
 def config(guard: Guard, limits: Limits, **more: Any) -> uvicorn.Config:
-    kind = type("Protocol", (Protocol,), {"header_seconds": limits.header_seconds})
+    kind = type(
+        "Protocol",
+        (Protocol,),
+        {"header_seconds": limits.header_seconds, "body_size": limits.body},
+    )
     settings: dict[str, Any] = {
         "http": kind,
         "ws": "none",
@@ -88,7 +100,6 @@ def config(guard: Guard, limits: Limits, **more: Any) -> uvicorn.Config:
         "date_header": False,
         "timeout_keep_alive": limits.keep_alive_seconds,
         "timeout_graceful_shutdown": limits.drain_seconds,
-        "h11_max_incomplete_event_size": 64 << 10,
         "backlog": 1024,
     }
     return uvicorn.Config(guard, **{**settings, **more})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack, aclosing, suppress
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -64,53 +65,53 @@ class EventStream(Response):
     ) -> None:
         self.status_code, self.background = 200, None
         self.pieces, self.limits, self.held = pieces, limits, held
+        self._sending, self._at = False, time.monotonic()
         # proxies are not to hold back what is meant to be seen at once
         kept = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})}
         self.init_headers(kept)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.held:
-            with suppress(ClientGoneError, TimeoutError, asyncio.TimeoutError, OSError):
-                await unless_gone(receive, self._write(send))
+            writing = asyncio.create_task(self._write(send))
+            gone = asyncio.create_task(_gone(receive))
+            try:
+                await self._watch(writing, gone, send)
+            finally:
+                for one in (writing, gone):
+                    one.cancel()
+                await asyncio.gather(writing, gone, return_exceptions=True)
+
+    async def _watch(
+        self, writing: asyncio.Task[None], gone: asyncio.Task[None], send: Send
+    ) -> None:
+        """Until all is written, nobody reads, or what was sent is not taken. One look a while
+        costs less than a clock for each piece."""
+        both, limits = {writing, gone}, self.limits
+        every = min(limits.ping_seconds, limits.write_seconds) / 2
+        while True:
+            done, _ = await asyncio.wait(
+                both, timeout=every, return_when=asyncio.FIRST_COMPLETED
+            )
+            quiet = time.monotonic() - self._at
+            if done or (self._sending and quiet > limits.write_seconds):
+                return
+            if not self._sending and quiet > limits.ping_seconds:
+                await self._send(send, PING)  # or somebody takes it for dead
 
     async def _write(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
-        async with aclosing(_with_pings(self.pieces, self.limits.ping_seconds)) as pieces:
-            async for piece in pieces:
-                body = {"type": "http.response.body", "body": piece, "more_body": True}
-                await asyncio.wait_for(send(body), self.limits.write_seconds)
+        try:
+            async for piece in self.pieces:
+                await self._send(send, piece)
+        except Exception as error:
+            await self._send(send, event(told(error)))
+        finally:
+            if close := getattr(self.pieces, "aclose", None):
+                await close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-async def _with_pings(
-    pieces: AsyncIterator[bytes], seconds: float
-) -> AsyncGenerator[bytes, None]:
-    """A comment goes out while there is nothing else, so that nobody takes it for dead."""
-    task: asyncio.Future[bytes] | None = None
-    try:
-        while True:
-            task = task or asyncio.ensure_future(_next(pieces))
-            done, _ = await asyncio.wait({task}, timeout=seconds)
-            if not done:
-                yield PING
-                continue
-            try:
-                piece = task.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                task = None
-            yield piece
-    except Exception as error:
-        yield event(told(error))
-    finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if close := getattr(pieces, "aclose", None):
-            await close()
-
-
-async def _next(pieces: AsyncIterator[bytes]) -> bytes:
-    return await pieces.__anext__()
+    async def _send(self, send: Send, piece: bytes) -> None:
+        self._sending, self._at = True, time.monotonic()
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._sending = False
