@@ -1,4 +1,4 @@
-"""Run as a program: tokens per second of our server at 1, 4 and 16 clients, beside llama-server's.
+"""Run as a program: tokens per second of our server at 1, 4 and 16 clients, beside a peer's.
 
     python tests/serve/peers.py [--rounds N]
 
@@ -28,6 +28,7 @@ import httpx
 
 CLIENTS = (1, 4, 16)
 TOKENS = 64
+READ = 23  # tokens of a prompt
 CTX = 1024
 PROMPT = "Tell me a story about a dog and a cat who went to the sea. This is number {}."
 PEER = """
@@ -115,12 +116,13 @@ async def load(url: str, clients: int, start: int) -> Run:
 
 
 def bench(path: Path) -> dict[int, float]:
-    """Tokens a second of our own bench, in which nobody waits for anybody."""
+    """Seconds that our own bench takes for as many prompts and answers, without a server."""
     command = ["taskset", "-c", "0", sys.executable, "-m", "umbel", "bench", str(path)]
-    command += ["-p", "20", "-n", str(TOKENS), "-b", ",".join(map(str, CLIENTS)), "-r", "2"]
-    command += ["--threads", "1", "--json"]
+    command += ["-p", str(READ), "-n", str(TOKENS), "-b", ",".join(map(str, CLIENTS))]
+    command += ["-r", "3", "--threads", "1", "--json"]
     told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return {row["batch"]: row["tps"] for row in told["tests"] if row.get("batch")}
+    rows = (row for row in told if "+" in row["test"])
+    return {row["sequences"]: row["sequences"] * (READ + TOKENS) / row["tps"] for row in rows}
 
 
 def main() -> int:
@@ -129,6 +131,7 @@ def main() -> int:
     rounds = parser.parse_args().rounds
     os.sched_setaffinity(0, {1})
     path, found = model(), {name: [] for name in ("ours", "theirs")}
+    alone = bench(path)
     with ours(path) as a, theirs(path) as b:
         for number in range(rounds + 1):
             for name, url in (("ours", a), ("theirs", b)):
@@ -136,18 +139,21 @@ def main() -> int:
                     run = asyncio.run(load(url, clients, 100 * number))
                     if number:  # the first round warms up
                         found[name].append(run)
-    print("| clients | ours | llama-server's | ratio | first token, ours | theirs |")
-    print("|---|---|---|---|---|---|")
+    print("| clients | ours | our bench | ratio | xllamacpp | ratio | first token | theirs |")
+    print("|---|---|---|---|---|---|---|---|")
     behind = 0
     for clients in CLIENTS:
         ours_, theirs_ = ([r for r in found[n] if r.clients == clients] for n in found)
         rates = [statistics.median(r.rate for r in runs) for runs in (ours_, theirs_)]
         firsts = [statistics.median(r.first for r in runs) for runs in (ours_, theirs_)]
         behind += rates[0] < rates[1]
+        a, b = rates
+        times = " | ".join(f"{first * 1e3:.0f} ms" for first in firsts)
+        own = TOKENS * clients / alone[clients]
         print(
-            f"| {clients} | {rates[0]:.0f} t/s | {rates[1]:.0f} t/s | {rates[0] / rates[1]:.2f} "
-            f"| {firsts[0] * 1e3:.0f} ms | {firsts[1] * 1e3:.0f} ms |"
+            f"| {clients} | {a:.0f} t/s | {own:.0f} t/s | {a / own:.2f} | {b:.0f} t/s ", end=""
         )
+        print(f"| {a / b:.2f} | {times} |")
     return 1 if behind else 0
 
 

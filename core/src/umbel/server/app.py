@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from umbel.errors import UmbelError
-from umbel.server import chat, completions, embeddings, files, live, native
+from umbel.server import chat, completions, embeddings, files, live, native, openapi
 from umbel.server.devices import Devices
 from umbel.server.errors import HttpError, response, status_of
 from umbel.server.guard import Access, Guard
@@ -59,6 +59,7 @@ ROUTES = (
     ("/api/live", live.live, GET),
     ("/api/devices", live.devices, GET),
     ("/api/{backend}/status", live.status, GET),
+    ("/openapi.json", openapi.endpoint, GET),
     ("/", files.index, GET),
     ("/favicon.ico", files.favicon, GET),
     ("/page/{name}", files.file, GET),

@@ -92,7 +92,7 @@ def config(guard: Guard, limits: Limits, **more: Any) -> uvicorn.Config:
     settings: dict[str, Any] = {
         "http": kind,
         "ws": "none",
-        "loop": "asyncio",
+        "loop": "auto",  # uvloop where it is
         "lifespan": "on",
         "log_config": None,
         "access_log": False,
