@@ -47,6 +47,29 @@ def cann_full(session: nox.Session) -> None:
             conformance(run, "cann", XDG_CACHE_HOME=kept, **env)
 
 
+@nox.session(name="serve-load", venv_backend="none")
+def serve_load(session: nox.Session) -> None:
+    """The server under load, on loopback and the native engine: beside a peer's server and our
+    own bench, mixed clients for ten minutes, requests cut anywhere, cases of schemathesis.
+
+    It needs two cores; a figure that is missed is a failure.
+    """
+    run = environment(session, "plugins")
+    install = ("python", "-m", "pip", "install", "-q")
+    run(*install, "xllamacpp", "schemathesis>=4")
+    run(*install, *DEMO)
+    run("python", "tests/serve/peers.py")
+    run("python", "tests/serve/load.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def page(session: nox.Session) -> None:
+    """The page in Debian's Chromium (`apt install chromium chromium-driver`)."""
+    run = environment(session, "checks")
+    run("python", "-m", "pip", "install", "-q", "selenium>=4.20")
+    run("pytest", "core/tests/server/page", *session.posargs)
+
+
 @nox.session(name="ane-report", venv_backend="none")
 def ane_report(session: nox.Session) -> None:
     """The figures that the backend for the Neural Engine is to reach, on its simulator.

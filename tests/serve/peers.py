@@ -64,11 +64,14 @@ def model() -> Path:
 def ours(path: Path) -> Iterator[str]:
     command = ["taskset", "-c", "0", sys.executable, "-m", "umbel", "serve", str(path)]
     command += ["--port", "0", "--ctx", str(CTX), "--parallel", "16", "--threads", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = next(line for line in process.stderr if "http://" in line)
-        yield re.findall(r"http://\S+:\d+", told)[0]
-        process.terminate()
+        try:
+            yield re.findall(r"http://\S+:\d+", told)[0]
+        finally:
+            process.terminate()
 
 
 @contextlib.contextmanager
@@ -79,8 +82,10 @@ def theirs(path: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield f"http://127.0.0.1:{port}"
-        process.kill()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
 async def ask(client: httpx.AsyncClient, url: str, number: int) -> tuple[float, int]:

@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(msg, where=where, got=error.strerror, do=do) from error
     with bound:
         pool.first.open(pool.first.load())
+        bound.listen(serve.BACKLOG)  # from here on clients are not turned away
         host = f"[{args.host}]" if ":" in args.host else args.host
         common.say(f"umbel: http://{host}:{bound.getsockname()[1]} (Ctrl-C stops it)")
         return 0 if serve.run(app.make(pool, limits, access), limits, bound) else 1

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from umbel.server.guard import Guard
 from umbel.server.limits import Limits
 
+BACKLOG = 1024  # connections that wait to be taken
 HEAD = 64 << 10  # bytes of a head, at most
 
 
@@ -100,7 +101,7 @@ def config(guard: Guard, limits: Limits, **more: Any) -> uvicorn.Config:
         "date_header": False,
         "timeout_keep_alive": limits.keep_alive_seconds,
         "timeout_graceful_shutdown": limits.drain_seconds,
-        "backlog": 1024,
+        "backlog": BACKLOG,
     }
     return uvicorn.Config(guard, **{**settings, **more})
 

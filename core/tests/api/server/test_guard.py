@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 
@@ -128,10 +129,24 @@ def test_many_connections(serving, model):
         assert client.get("/health").status_code == 200
 
 
-def test_headers_of_the_page(serving, model):
-    with serving(model).client() as client:
-        answer = client.get("/page/none.js")
-        assert answer.status_code == 404
+def test_the_page_and_its_files(serving, model):
+    """All that it names is there, is its own, and runs under a policy that takes nothing else."""
+    with serving(model, keys=("secret",), local_only=False).client() as client:
+        page = client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        named = set(re.findall(r'(?:src|href)="(page/[^"]+)"', page.text))
+        assert len(named) > 3
+        for name in named:
+            file = client.get(f"/{name}")
+            assert file.status_code == 200, name
+            assert "default-src 'self'" in file.headers["content-security-policy"]
+            assert file.headers["x-content-type-options"] == "nosniff"
+            kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+            assert file.headers["content-type"].startswith(kind[name.rpartition(".")[2]])
+            for inner in re.findall(r"""from ['"]\./([\w.]+)['"]""", file.text):
+                assert client.get(f"/page/{inner}").status_code == 200, inner
+        assert not re.search(r"<script(?![^>]*src=)|\son\w+=|<style|style=", page.text)
+        assert not re.search(r"https?://(?!www\.w3\.org)", page.text)
 
 
 @pytest.mark.parametrize("at", [*range(1, 60, 7), 120, 150, 200, 230])

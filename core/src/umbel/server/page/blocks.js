@@ -9,9 +9,9 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
-const DELIMITER = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const DELIMITER = /^\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?$/;
 // the end of a text that may become the mark of a block with what comes next
-const HELD = /^ *(?:>? *(?:`{1,2}|~{1,2})|#{1,6}|[-*+]|\d{1,3}[.)]|[-*_]{2})[ \t]*$/;
+const HELD = /^ *(?:> *)?(?:`{1,2}|~{1,2}|#{1,6}|[-*+]|\d{1,3}[.)]|[-*_]{2})[ \t]?$/;
 
 const blank = (line) => /^\s*$/.test(line);
 const indent = (line) => /^ */.exec(line)[0].length;
@@ -37,7 +37,7 @@ function begins(line) {
 function rows(lines, i) {
   const head = lines[i];
   const next = lines[i + 1];
-  return next !== undefined && head.includes("|") && next.includes("-") && DELIMITER.test(next);
+  return next !== undefined && head.includes("|") && next.includes("-") && DELIMITER.test(next.trim());
 }
 
 export function cells(line) {

@@ -21,7 +21,7 @@ export function safeLink(address) {
 
 const space = (c) => c === undefined || /\s/.test(c);
 const mark = (c) => c !== undefined && /[\p{P}\p{S}]/u.test(c);
-const URL_AT = /https?:\/\/[^\s<>"`\\^{}|]+/y;
+const URL_AT = /https?:\/\/[^\s<>"`\\^{}|]{1,2000}/y;
 const ANGLE_AT = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/y;
 const BREAK_AT = /<br\s{0,3}\/?>/iy;
 const ENTITY_AT = /&(?:(amp|lt|gt|quot|apos|nbsp)|#(\d{1,7}));/y;
@@ -86,7 +86,12 @@ class Scanner {
   }
 
   finish() {
-    const { opener, n, guess, children } = this.top;
+    const { opener, n, guess, children, from } = this.top;
+    if (this.growing && from && this.text.length - from < 60) {
+      this.frames.pop(); // it may become a link
+      for (const child of children) this.add(child);
+      return;
+    }
     if (!this.growing || !guess || !children.length) {
       this.flatten();
       return;
@@ -115,8 +120,8 @@ class Scanner {
   }
 
   open(opener) {
-    this.push({ opener });
     this.i += opener.length;
+    this.push({ opener, from: this.i });
   }
 
   escape() {
@@ -165,9 +170,11 @@ class Scanner {
     const before = this.i ? this.text[this.i - 1] : undefined;
     const after = this.text[this.i + n];
     this.i += n;
-    if (this.growing && after === undefined && !space(before) && n < 4) {
-      if (this.find((f) => f.opener === c)) this.close(c, n);
-      return; // what it is will be seen soon
+    if (this.growing && after === undefined && n < 4) {
+      // what it is will be seen soon; where it closes something, that is closed without it, too
+      const k = this.find((f) => f.opener === c);
+      if (k && this.frames[k].n <= n) this.close(c, n);
+      return;
     }
     const left = !space(after) && (!mark(after) || space(before) || mark(before));
     const right = !space(before) && (!mark(before) || space(after) || mark(after));
@@ -208,8 +215,9 @@ class Scanner {
 
   closeLink() {
     const k = this.find((f) => f.opener === "[" || f.opener === "![");
-    if (!k) {
-      this.take(1, "]");
+    const last = this.i + 1 === this.text.length;
+    if (!k || (this.growing && last)) {
+      this.take(1, k ? "" : "]"); // it may become a link
       return;
     }
     while (this.frames.length > k + 1) this.flatten();
@@ -253,10 +261,10 @@ class Scanner {
 
   bareLink() {
     const found = at(URL_AT, this.text, this.i);
-    let address = found[0].replace(/[.,:;!?'*_~]+$/, "");
-    while (/[)\]]$/.test(address) && !/[([]/.test(address)) address = address.slice(0, -1);
-    const href = safeLink(address);
-    if (href && !/\w/.test(this.text[this.i - 1] ?? "")) {
+    let address = (found?.[0] ?? "").replace(/[.,:;!?'*_~]+$/, "");
+    if (/[)\]]$/.test(address) && !/[([]/.test(address)) address = address.replace(/[)\].,]+$/, "");
+    const href = !/\w/.test(this.text[this.i - 1] ?? "") && safeLink(address);
+    if (href) {
       this.take(address.length, { kind: "link", href, children: [address] });
     } else this.take(1, "h");
   }

@@ -1,6 +1,6 @@
 // The panel at the side: what models and devices do now.
 
-import { h } from "./dom.js";
+import { h, morphChildren } from "./dom.js";
 import * as format from "./format.js";
 import { Spark } from "./spark.js";
 
@@ -33,12 +33,12 @@ class ModelCard {
   constructor(id) {
     this.card = card(id);
     this.root = this.card.root;
-    this.writing = new Spark("Writing", rate);
+    this.writing = new Spark("Generating", rate);
     this.reading = new Spark("Reading prompts", rate);
-    this.cells = new Spark("Cache in use", (share) => `${Math.round(100 * share)} %`, { high: 1 });
+    this.cells = new Spark("Cache", (share) => `${Math.round(100 * share)} %`, { high: 1 });
     this.bar = new Bar("used", "cached");
     this.saved = h("output", { text: "–" });
-    const saved = h("div", { class: "row" }, h("span", { text: "Prompts from cache" }), this.saved);
+    const saved = h("div", { class: "row" }, h("span", { text: "Prompts cached" }), this.saved);
     this.about = h("p", { class: "about" });
     this.cells.root.append(this.bar.root);
     const gauges = [this.writing, this.reading, this.cells].map((one) => one.root);
@@ -133,7 +133,7 @@ class DeviceCard {
       h("dt", { text: format.name(key) }),
       h("dd", { text: format.status(key, value) }),
     ]);
-    this.rest.replaceChildren(...made);
+    morphChildren(this.rest, made);
   }
 }
 
@@ -175,5 +175,6 @@ export class Panel {
   tell(text, kind) {
     this.state.textContent = text;
     this.state.dataset.kind = kind;
+    this.root.classList.toggle("stale", kind !== "live");
   }
 }

@@ -37,7 +37,7 @@ function checkedCall(call) {
 }
 
 /** A message of known fields, each of its type; null where it is none. */
-function checkedMessage(data) {
+function checkedMessage(data, inner = false) {
   if (!["user", "assistant"].includes(data?.role) || !isText(data.content)) return null;
   const made = { role: data.role, content: data.content };
   for (const name of TEXTS) if (isText(data[name])) made[name] = data[name];
@@ -47,13 +47,15 @@ function checkedMessage(data) {
   }
   for (const name of ["stopped", "cut"]) if (data[name] === true) made[name] = true;
   if (Array.isArray(data.tool_calls)) made.tool_calls = data.tool_calls.map(checkedCall);
-  return made;
+  if (inner || !Array.isArray(data.others)) return made;
+  const others = data.others.map((one) => checkedMessage(one, true)).filter(Boolean);
+  return others.length ? { ...made, others, at: Number(data.at) || 0 } : made;
 }
 
 /** A conversation that was read from somewhere, or null where it is none. */
 export function checkedChat(data) {
   if (!/^[\w-]{1,64}$/.test(data?.id) || !Array.isArray(data.messages)) return null;
-  const messages = data.messages.map(checkedMessage);
+  const messages = data.messages.map((one) => checkedMessage(one));
   if (messages.includes(null)) return null;
   const time = (value) => (Number.isFinite(value) ? value : Date.now());
   return {

@@ -65,3 +65,23 @@ export async function answer(chat, message, settings, signal, changed) {
   message.ms = Math.round(performance.now() - began);
   delete message.cut;
 }
+
+/** An answer in place of another one, which is kept beside it. */
+export function beside(old) {
+  const list = versions(old);
+  return { role: "assistant", content: "", others: list, at: list.length };
+}
+
+/** All versions of an answer, each without the others; empty ones are no loss. */
+function versions(message) {
+  const { others = [], at = 0, ...plain } = message;
+  const worth = plain.content || plain.reasoning || plain.tool_calls;
+  return [...others.slice(0, at), ...(worth ? [plain] : []), ...others.slice(at)];
+}
+
+/** The version with number `to` of an answer. */
+export function version(message, to) {
+  const list = versions(message);
+  const [chosen] = list.splice(to, 1);
+  return { ...chosen, others: list, at: to };
+}
