@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         do = "take another --port, or stop what listens there"
         raise OptionError(msg, where=where, got=error.strerror, do=do) from error
     with bound:
-        pool.first.open(pool.first.load())
+        pool.first.open(pool.first.load(()))
         bound.listen(serve.BACKLOG)  # from here on clients are not turned away
         host = f"[{args.host}]" if ":" in args.host else args.host
         common.say(f"umbel: http://{host}:{bound.getsockname()[1]} (Ctrl-C stops it)")
@@ -148,14 +148,34 @@ def _served(args: argparse.Namespace, text: str) -> Served:
     return Served(name or path.stem, path, _loader(own, path))
 
 
-def _loader(args: argparse.Namespace, path: Path) -> Callable[[], Sequence[umbel.Model]]:
-    devices = args.device.split(",")
+def _left(device: str, avoided: Collection[str]) -> str:
+    """The devices that are asked for, but those; raises where none is left."""
+    from umbel import plugins
+    from umbel.errors import DeviceError
 
-    def load() -> list[umbel.Model]:
+    if not avoided:
+        return device
+    named = device.split(",")
+    if device == "auto":
+        named = [d.name for d in plugins.get().devices() if not d.simulated][:2]
+    left = [n for n in named if n not in avoided and f"{n}:0" not in avoided]
+    if not left:
+        msg = "no device is left to run the model on"
+        raise DeviceError(msg, where=device, got=f"failed: {', '.join(sorted(avoided))}")
+    common.log.warning("from now on it runs on %s", ", ".join(left))
+    return ",".join(left)
+
+
+def _loader(
+    args: argparse.Namespace, path: Path
+) -> Callable[[Collection[str]], Sequence[umbel.Model]]:
+    def load(avoided: Collection[str]) -> list[umbel.Model]:
         made: list[umbel.Model] = []
+        asked = _left(args.device, avoided)
+        devices = asked.split(",")
         try:
             for i in range(args.replicas):
-                own: dict[str, Any] = {"parallel": args.parallel}
+                own: dict[str, Any] = {"parallel": args.parallel, "device": asked}
                 if args.replicas > 1:
                     own["device"] = devices[i % len(devices)]
                 made.append(common.load(args, **own))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from umbel.errors import OutOfMemoryError, UmbelError
+from umbel.errors import DeviceError, OutOfMemoryError, UmbelError
 from umbel.model import Model
 from umbel.server.errors import HttpError
 from umbel.server.prefix import Prefixes
@@ -26,6 +26,7 @@ from umbel.server.prefix import Prefixes
 log = logging.getLogger("umbel")
 
 RETRY_SECONDS = 1
+STRIKES = 2
 TOUCHED = 1 << 22  # bytes at a time
 
 
@@ -95,15 +96,19 @@ def _touch(model: Model) -> None:
 
 @attrs.define(eq=False)
 class Served:
-    """A model by its name: `load` makes its replicas, on a thread."""
+    """A model by its name: `load(avoided)` makes its replicas, on a thread, and on none of
+    those devices; it raises where none is left."""
 
     name: str
     path: Path
-    load: Callable[[], Sequence[Model]] = attrs.field(repr=False)
+    load: Callable[[Collection[str]], Sequence[Model]] = attrs.field(repr=False)
     replicas: tuple[Replica, ...] = ()
     users: int = 0  # requests that hold it
     running: int = 0  # answers under way or waiting
     used: float = attrs.field(factory=time.monotonic)
+    strikes: int = 0  # answers in a row that a device has failed
+    resets: int = 0  # how often it was closed for that
+    avoided: frozenset[str] = frozenset()  # devices that have failed too often
     prompt_tokens: int = 0  # of all requests
     cached_tokens: int = 0  # those that were computed before
     created: int = attrs.field(factory=lambda: int(time.time()))
@@ -171,6 +176,7 @@ class Pool:
         self.queue, self.budget, self.idle = queue, budget, idle
         self.refused = 0  # requests, for want of room in the queue
         self.faults: dict[str, str] = {}  # what ended a model, by its name
+        self._closing: asyncio.Future[None] | None = None
 
     @property
     def first(self) -> Served:
@@ -219,7 +225,7 @@ class Pool:
         await self._make_room(one)
         log.info("loading %s", one.name)
         try:
-            models = await asyncio.to_thread(one.load)
+            models = await asyncio.to_thread(one.load, one.avoided)
         except OutOfMemoryError as error:
             raise HttpError(503, f"{one.name} finds no memory: {error.what}") from error
         except UmbelError as error:
@@ -229,6 +235,20 @@ class Pool:
             raise HttpError(503, msg, code="model_not_loaded") from error
         one.open(models)
         self.faults.pop(one.name, None)
+
+    def answered(self, one: Served, error: BaseException | None = None) -> None:
+        """An answer is over. What devices fail twice in a row is closed, and loaded anew for
+        the next request; if that does not help, without the first of its devices."""
+        if not isinstance(error, DeviceError):
+            one.strikes = 0 if error is None else one.strikes
+            return
+        one.strikes += 1
+        if one.strikes >= STRIKES and one.replicas:
+            one.strikes, one.resets = 0, one.resets + 1
+            if one.resets > 1:
+                one.avoided |= {one.replicas[0].model.devices[0]}
+            log.error("%s is loaded anew, after: %s", one.name, error)
+            self._closing = asyncio.ensure_future(self.unload(one))
 
     async def _make_room(self, wanted: Served) -> None:
         """Closes models that nobody uses, what was used longest ago first."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -17,6 +18,7 @@ from umbel.server import answers, body, state
 from umbel.server.errors import json_response
 from umbel.server.fields import Fields
 from umbel.server.limits import Limits
+from umbel.server.pool import Pool, Served
 from umbel.server.stream import DONE, ClientGoneError, EventStream, event, unless_gone
 
 GONE = 499  # nginx's number for a client that did not wait
@@ -85,14 +87,27 @@ async def _run(here: state.State, fields: Fields, endpoint: Endpoint) -> Respons
         started = await answers.begin(model, wanted.prompts, wanted.settings, meter)
         held.callback(started.cancel)
         held.callback(here.metrics.ended, served.name, started.generations)
+        held.push(partial(_answered, here.pool, served))
         answering = Answering(name=served.name, model=model, wanted=wanted, started=started)
         if wanted.stream:
-            return EventStream(_events(endpoint, answering), here.limits, held.pop_all())
+            pieces = _events(endpoint, answering, partial(here.pool.answered, served))
+            return EventStream(pieces, here.limits, held.pop_all())
         await started.ended()
         return json_response(endpoint.whole(answering))
 
 
-async def _events(endpoint: Endpoint, answering: Answering) -> AsyncIterator[bytes]:
-    async for chunk in endpoint.chunks(answering):
-        yield event(chunk)
+def _answered(pool: Pool, served: Served, kind: object, error: Any, trace: object) -> None:
+    """How it ended, whether it was waited for or told piece by piece."""
+    pool.answered(served, error)
+
+
+async def _events(
+    endpoint: Endpoint, answering: Answering, failed: Callable[[Exception], None]
+) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in endpoint.chunks(answering):
+            yield event(chunk)
+    except Exception as error:  # the stream tells it, and goes on to its end
+        failed(error)
+        raise
     yield DONE

@@ -102,11 +102,11 @@ def serving() -> Iterator[Callable[..., Running]]:
 
 def _served(name: str, given: Any) -> Served:
     if isinstance(given, umbel.Model):
-        one = Served(name, Path(given.file.path), lambda: [given])
+        one = Served(name, Path(given.file.path), lambda _: [given])
         one.open([given])
         return one
     if isinstance(given, list):
-        one = Served(name, Path(given[0].file.path), lambda: given)
+        one = Served(name, Path(given[0].file.path), lambda _: given)
         one.open(given)
         return one
     path, load = given

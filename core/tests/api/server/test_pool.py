@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import umbel
-from umbel.errors import ModelFormatError
+from umbel import host
+from umbel.errors import DeviceError, ModelFormatError
 
 ORACLES = Path(__file__).parents[2] / "data" / "oracles"
 TEXT = "/v1/completions"
@@ -18,7 +19,7 @@ def entry(name: str, loads: list[str]):
     """A model that is loaded when it is asked for; notes that it was."""
     path = ORACLES / f"{name}.gguf"
 
-    def load():
+    def load(avoided=()):
         loads.append(name)
         return [umbel.load(path, device="host", ctx=64)]
 
@@ -84,7 +85,7 @@ def test_an_idle_model_is_closed(serving):
 def test_a_model_that_cannot_be_loaded(serving, tmp_path):
     """503, and the health says why; the file's place is not told."""
 
-    def fail():
+    def fail(avoided=()):
         msg = "the file is truncated"
         raise ModelFormatError(msg, where=tmp_path / "secret.gguf")
 
@@ -116,3 +117,38 @@ def test_replicas_share_the_work(serving, load, n):
         assert told(0, 1)["choices"][0]["text"] == wanted
     live = running.pool.first.live()
     assert (live["parallel"], len(live["devices"])) == (n, n)
+
+
+def test_what_a_device_fails_is_loaded_anew_and_then_elsewhere(serving, add_backend):
+    """Twice in a row: first again, as faults pass; then without that device; 503 when none is
+    left. A stream that fails counts, too."""
+    broken = {"n": 0}
+
+    def compute(device, graph):
+        if broken["n"]:
+            msg = "the device says no"
+            raise DeviceError(msg)
+        return host.graph_compute(device, graph)
+
+    add_backend("odd", graph_compute=compute)
+    loads = []
+
+    def load(avoided):
+        loads.append(set(avoided))
+        left = [d for d in ("odd:0", "host:0") if d not in avoided]
+        if not left:
+            raise DeviceError("no device is left")
+        return [umbel.load(ORACLES / "llama.gguf", device=left[0], ctx=64)]
+
+    running = serving({"llama": (ORACLES / "llama.gguf", load)})
+    with running.client() as client:
+        good = ask(client, "llama").json()["choices"][0]["text"]
+        broken["n"] = 1
+        for _ in range(2):
+            assert ask(client, "llama").status_code == 500
+            body = {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True}
+            assert '"error"' in client.post(TEXT, json=body).text
+            running.idle()
+        answer = ask(client, "llama")
+        assert answer.json()["choices"][0]["text"] == good
+    assert loads == [set(), set(), {"odd:0"}]
