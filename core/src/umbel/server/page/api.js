@@ -2,6 +2,7 @@
 
 const ROOT = new URL("..", import.meta.url); // also where a proxy put the page in a folder
 const KEY = "umbel.key";
+const SILENCE = 90000; // the server pings each 15 s: after this it is gone
 
 /** What went wrong. `kind`: "http", "stream" (told in an answer), "network" or "key". */
 export class ApiError extends Error {
@@ -136,7 +137,7 @@ export class EventParser {
 }
 
 /** The objects of an answer, as they come; it ends after the server's [DONE]. */
-export async function* chat(body, signal) {
+export async function* chat(body, signal, silence = SILENCE) {
   const response = await ask("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -147,7 +148,7 @@ export async function* chat(body, signal) {
   const parser = new EventParser();
   try {
     for (;;) {
-      const { done, value } = await next(reader);
+      const { done, value } = await next(reader, silence);
       if (done) throw new ApiError("The connection ended before the answer did.", "network");
       for (const data of parser.push(value)) {
         if (data === "[DONE]") return;
@@ -159,12 +160,19 @@ export async function* chat(body, signal) {
   }
 }
 
-async function next(reader) {
+async function next(reader, silence) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    const lost = new ApiError("The server has gone silent.", "network");
+    timer = setTimeout(() => reject(lost), silence);
+  });
   try {
-    return await reader.read();
+    return await Promise.race([reader.read(), late]);
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (error.name === "AbortError" || error instanceof ApiError) throw error;
     throw new ApiError("The connection to the server was lost.", "network");
+  } finally {
+    clearTimeout(timer);
   }
 }
 

@@ -135,7 +135,7 @@ export class AnswerMessage {
     const { reasoning, thought, content } = this.message;
     this.reasoning.hidden = !reasoning;
     if (!reasoning) return;
-    const done = thought ? `Thought for ${format.seconds(thought)}` : "Thoughts";
+    const done = thought >= 500 ? `Thought for ${format.seconds(thought)}` : "Thoughts";
     const label = growing && !content && !thought ? "Thinking" : done;
     if (this.summary.textContent !== label) this.summary.textContent = label;
     this.summary.classList.toggle("busy", label === "Thinking");

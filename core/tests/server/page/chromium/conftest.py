@@ -34,6 +34,13 @@ class Page:
     logs: list[str] = attrs.field(factory=list)  # what the browser has complained of
     urls: set[str] = attrs.field(factory=set)  # that were asked for
 
+    @property
+    def keyboard(self) -> Any:
+        """Its keys, such as ENTER."""
+        from selenium.webdriver.common.keys import Keys
+
+        return Keys
+
     def open(self) -> Page:
         self.driver.get(self.url)
         self.ready()
@@ -87,10 +94,8 @@ class Page:
 
     def send(self, text: str) -> None:
         """Types it and presses Enter."""
-        from selenium.webdriver.common.keys import Keys
-
-        before = len(self.all(".answer"))
-        self.keys("#input", text.replace("\n", Keys.SHIFT + Keys.ENTER + Keys.NULL), Keys.ENTER)
+        before, key = len(self.all(".answer")), self.keyboard
+        self.keys("#input", text.replace("\n", key.SHIFT + key.ENTER + key.NULL), key.ENTER)
         self.until(lambda: len(self.all(".answer")) > before)
 
     def whole(self) -> str:

@@ -80,6 +80,24 @@ def test_a_stream_without_its_end_is_an_error(page: Any) -> None:
     assert told == ["a", "network", "The connection ended before the answer did."]
 
 
+def test_a_server_that_has_gone_silent_is_lost(page: Any) -> None:
+    told = page.module("""
+        const { chat } = await load("api.js");
+        const real = window.fetch;
+        let left = false;
+        const silent = new ReadableStream({ cancel() { left = true; } });
+        window.fetch = async () => new Response(silent);
+        try {
+          for await (const chunk of chat({}, null, 50)) return [chunk];
+        } catch (error) {
+          return [error.kind, error.message, left];
+        } finally {
+          window.fetch = real;
+        }
+    """)
+    assert told == ["network", "The server has gone silent.", True]
+
+
 def test_when_to_try_again_is_seconds_or_a_date(page: Any) -> None:
     told = page.module("""
         const { retryTime } = await load("api.js");

@@ -103,7 +103,7 @@ def test_a_narrow_screen_has_no_sideways_scroll(
     page.click("#tune")
     assert not page.js(OVERFLOW)
     shots("phone-settings")
-    page.keys("#system", Keys.ESCAPE)
+    page.keys("#system", page.keyboard.ESCAPE)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -131,7 +131,7 @@ def test_both_themes_can_be_read(
     shots(f"desktop-{theme}-error")
     page.click("#tune")
     shots(f"desktop-{theme}-settings")
-    page.keys("#system", Keys.ESCAPE)
+    page.keys("#system", page.keyboard.ESCAPE)
 
 
 def test_the_theme_can_be_chosen_and_is_kept(page: Any) -> None:
@@ -204,7 +204,7 @@ def test_keys_reach_everything_and_are_seen(page: Any) -> None:
     page.ask("Hi")
     seen = set()
     for _ in range(60):
-        page.driver.switch_to.active_element.send_keys(Keys.TAB)
+        page.driver.switch_to.active_element.send_keys(page.keyboard.TAB)
         told = page.js("""
             const one = document.activeElement;
             const style = getComputedStyle(one.matches("#input") ? one.parentElement : one);

@@ -44,9 +44,9 @@ def test_escape_stops_and_enter_does_not_send_meanwhile(page: Any, fake: Any) ->
     fake.say("word " * 2000, wait=0.02)
     page.send("Go on")
     page.until(lambda: "word" in page.text(".answer .prose"))
-    page.keys("#input", "not yet", Keys.ENTER)
+    page.keys("#input", "not yet", page.keyboard.ENTER)
     assert page.value("#input") == "not yet"
-    page.keys("#input", Keys.ESCAPE)
+    page.keys("#input", page.keyboard.ESCAPE)
     page.until(fake.gone.is_set)
     page.whole()
     assert len(fake.bodies) == 1
@@ -90,7 +90,12 @@ def test_edit_sends_again_and_can_be_undone(page: Any, fake: Any) -> None:
     page.ask("Frist")
     page.ask("Later")
     page.js("document.querySelector('.user [data-act=edit]').click()")
-    page.keys(".edit textarea", Keys.CONTROL + "a" + Keys.NULL, "First", Keys.ENTER)
+    page.keys(
+        ".edit textarea",
+        page.keyboard.CONTROL + "a" + page.keyboard.NULL,
+        "First",
+        page.keyboard.ENTER,
+    )
     page.until(lambda: page.text(".answer .prose") == "Echo: First")
     page.whole()
     assert [one.text for one in page.all(".said")] == ["First"]
@@ -102,7 +107,7 @@ def test_edit_sends_again_and_can_be_undone(page: Any, fake: Any) -> None:
 def test_escape_leaves_an_edit(page: Any) -> None:
     page.ask("Stay")
     page.js("document.querySelector('.user [data-act=edit]').click()")
-    page.keys(".edit textarea", "x", Keys.ESCAPE)
+    page.keys(".edit textarea", "x", page.keyboard.ESCAPE)
     assert page.text(".said") == "Stay"
     assert not page.all(".edit")
 
@@ -113,7 +118,7 @@ def test_system_prompt_and_settings_are_sent_and_kept(page: Any, fake: Any) -> N
     values = {"temperature": "0,5", "top_p": "0.9", "top_k": "40", "min_p": "0.05"}
     for name, value in {**values, "max_tokens": "64", "seed": "7"}.items():
         page.keys(f"#set-{name}", value)
-    page.keys("#set-seed", Keys.ENTER)
+    page.keys("#set-seed", page.keyboard.ENTER)
     page.ask("Hi")
     body = fake.bodies[0]
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -129,19 +134,17 @@ def test_system_prompt_and_settings_are_sent_and_kept(page: Any, fake: Any) -> N
 
 def test_a_bad_setting_is_told_and_not_taken(page: Any, fake: Any) -> None:
     page.click("#tune")
-    page.keys("#set-top_p", "7", Keys.ENTER)
+    page.keys("#set-top_p", "7", page.keyboard.ENTER)
     assert page.one("#settings").get_attribute("open") is not None
     assert "from 0 to 1" in page.text("#set-top_p-hint")
-    page.keys("#set-top_p", Keys.ESCAPE)
+    page.keys("#set-top_p", page.keyboard.ESCAPE)
     page.ask("Hi")
     assert "top_p" not in fake.bodies[0]
 
 
 def test_the_model_can_be_chosen(page: Any, fake: Any) -> None:
-    from selenium.webdriver.support.ui import Select
-
     page.until(lambda: len(page.all("#model option")) == 2)
-    Select(page.one("#model")).select_by_value("qwen3")
+    page.keys("#model", "qwen3", page.keyboard.ENTER)
     page.ask("Hi")
     assert fake.bodies[0]["model"] == "qwen3"
     page.driver.refresh()

@@ -199,3 +199,13 @@ def test_a_hidden_page_goes_on_writing(page: Any, fake: Any) -> None:
     page.js("Object.defineProperty(document, 'hidden', { get: () => true })")
     gate.set()
     assert page.whole() == "One two three four five six seven."
+
+
+def test_a_browser_that_keeps_nothing(page: Any) -> None:
+    told = page.module("""
+        const { Store, newChat } = await load("store.js");
+        const store = new Store(null);
+        const chat = newChat("m");
+        return [store.put(chat), store.all().length, store.keep({}), store.settings()];
+    """)
+    assert told == [False, 1, False, {}]
