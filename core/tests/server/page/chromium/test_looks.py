@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
-
 RICH = """Here is a small comparison of **three ways** to store a matrix, and the code for one.
 
 | Layout | Bytes per weight | Reads well | Remark |

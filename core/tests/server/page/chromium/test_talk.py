@@ -5,10 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
-
-Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
-
 
 def test_a_message_is_sent_and_the_answer_streams(page: Any, fake: Any) -> None:
     gate = threading.Event()
