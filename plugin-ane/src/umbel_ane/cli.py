@@ -163,8 +163,13 @@ def run_diff(args: argparse.Namespace) -> int:
 
 def _program(path: Path) -> Any:
     from umbel_ane.mil.parse import parse
+    from umbel_ane.mil.tokens import MilError
 
-    return parse(_bytes(path))
+    try:
+        return parse(_bytes(path))
+    except MilError as error:
+        error.where = f"{path}, {error.where}"
+        raise
 
 
 def _bytes(path: Path) -> bytes:
@@ -177,14 +182,18 @@ def _bytes(path: Path) -> bytes:
 
 def _reader(path: Path, program: Any) -> Any:
     """What reads the weights of a program whose files all lie beside its text; else None."""
-    from umbel_ane.mil.blob import reader
+    from umbel_ane.mil.blob import BlobError, reader
     from umbel_ane.mil.text import weight_paths
 
     names = weight_paths(program)
     files = {name: path.parent / name.removeprefix("@model_path/") for name in names}
     if not all(file.is_file() for file in files.values()):
         return None
-    return reader({name: _bytes(file) for name, file in files.items()})
+    try:
+        return reader({name: _bytes(file) for name, file in files.items()})
+    except BlobError as error:
+        error.where = f"a weight file of {path}: {error.where or ''}".rstrip(": ")
+        raise
 
 
 def run_cache(args: argparse.Namespace) -> int:

@@ -8,7 +8,10 @@ serial number.
 
 from __future__ import annotations
 
+import getpass
+import os
 import platform
+import re
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -23,11 +26,24 @@ from umbel_ane.drivers.objc.preflight import Checked, preflight
 from umbel_ane.experiments import compiles, runs
 from umbel_ane.experiments.bench import MOST, Bench, Found
 
+PLACE = re.compile(r"(?:file:)?(?<![\w.@])/+(?:[^/\s'\"`|]+/)+[^\s'\"`|]*")
 PACKAGES = ("umbel-core", "umbel-plugin-ane", "rubicon-objc", "coremltools", "numpy")
 
 
 def report(kind: str = "auto") -> Iterator[str]:
-    """Line by line as it is found, so that a crash of the system leaves what came before."""
+    """Line by line as it is found, so that a crash of the system leaves what came before; what
+    errors say of folders and users is left out."""
+    return map(_unnamed, _report(kind))
+
+
+def _unnamed(line: str) -> str:
+    """Without a path or the user's name, whoever put them there."""
+    line = PLACE.sub("PATH", line)
+    user = getpass.getuser() if os.environ.get("USER") or os.environ.get("LOGNAME") else ""
+    return line.replace(user, "USER") if len(user) > 3 else line
+
+
+def _report(kind: str) -> Iterator[str]:
     yield "# Neural Engine report"
     yield ""
     yield from _machine()
@@ -147,4 +163,5 @@ def _suggestion(found: Sequence[Found]) -> str:
 
 
 def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+    """A line, whatever breaks the cells have in them."""
+    return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -296,3 +297,113 @@ def test_a_broken_file_of_an_adapter_is_named(tmp_path, how):
         convert(folder, STORY, tmp_path / "made.gguf")
     assert caught.value.where == file
     assert not (tmp_path / "made.gguf").exists()
+
+
+# what a second reader broke
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_report_names_no_user_and_no_place(tmp_path, monkeypatch):
+    """Whatever errors say: a driver whose programs all fail to load."""
+    from umbel_ane import report
+    from umbel_ane.drivers.coreml import CoremlDriver
+
+    def failing(package):
+        raise RuntimeError(f"Error compiling model:\n file://{package}")
+
+    monkeypatch.setenv("USER", "jane.doe")
+    folder = tmp_path / "Users" / "jane.doe" / "Library"
+    monkeypatch.setattr(choose, "driver", lambda kind: CoremlDriver(folder, failing))
+    lines = list(report.report("coreml"))
+    text = "\n".join(lines)
+    assert "failed" in text
+    assert "jane.doe" not in text
+    assert str(tmp_path) not in text
+    table = text[text.index("| experiment ") :].split("\n\n")[0].splitlines()
+    assert all(
+        line.startswith("| ") and line.endswith(" |") for line in table if line[1] != "-"
+    )
+
+
+@pytest.mark.parametrize("where", ["unwritable", "under a file"])
+def test_where_no_package_can_be_written(capsys, tmp_path, where):
+    """Before a model is loaded for nothing."""
+    pytest.importorskip("coremltools")
+    (tmp_path / "file").write_text("")
+    to = {"unwritable": "/proc/x.mlpackage", "under a file": tmp_path / "file" / "x.mlpackage"}
+    plugins.get().close()
+    assert main(["ane", "export", str(GPT2), "--to", str(to[where])]) == 2
+    err = capsys.readouterr().err
+    assert "cannot be written there" in err
+    assert "weights are converted" not in err
+
+
+def test_an_export_that_ends_early_keeps_what_was_there(tmp_path, monkeypatch):
+    """Ctrl-C and a full disk at any time; and two that write the same one."""
+    from umbel_ane.coreml import CoremlError, export
+
+    path = tmp_path / "x.mlpackage"
+
+    def write(text):
+        def made(folder):
+            folder.mkdir()
+            (folder / "Manifest.json").write_text(text)
+
+        return made
+
+    export._placed(path, write("one"))
+    plain = Path.rename
+    for error in (KeyboardInterrupt, OSError("full")):
+
+        def failing(self: Path, target: Path, error: Any = error) -> Path:
+            if self.name == target.name == path.name:
+                raise error
+            return plain(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", failing)
+            with pytest.raises((KeyboardInterrupt, CoremlError)):
+                export._placed(path, write("two"))
+        assert (path / "Manifest.json").read_text() == "one"
+    export._placed(path, write("three"))
+    assert (path / "Manifest.json").read_text() == "three"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.mlpackage"]
+
+
+def test_which_file_is_wrong_is_told(capsys, programs, tmp_path):
+    bad = tmp_path / "bad.mil"
+    bad.write_text('program("\x1b[2J")')
+    plugins.get().close()
+    assert main(["ane", "diff", str(programs[0]), str(bad)]) == 2
+    err = capsys.readouterr().err
+    assert f"{bad}, line 1" in err
+    assert "\x1b" not in err
+    (tmp_path / "copy").mkdir()
+    copy = staged(tmp_path / "copy", programs[0].read_bytes(), {})
+    for file in programs[0].parent.rglob("*.bin"):
+        other = copy.parent / file.relative_to(programs[0].parent)
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(b"garbage")
+    plugins.get().close()
+    assert main(["ane", "diff", str(programs[0]), str(copy)]) == 2
+    assert f"a weight file of {copy}: @model_path/" in capsys.readouterr().err
+
+
+def test_what_is_not_defined_or_said_otherwise_differs(capsys, tmp_path):
+    text = (
+        "program(1.3)\n{{ func main<ios18>(tensor<fp16, [1, 4, 1, 16]> x){more} {{"
+        ' tensor<fp16, [1, 4, 1, 16]> y = relu(x = x)[name = string("y")]; }} -> ({out}); }}'
+    )
+    shape = " [FlexibleShapeInformation = tuple<int32, int32>((1, {n}))]"
+    files = []
+    for n, (more, out) in enumerate([("", "q"), ("", "r"), (1, "y"), (7, "y")]):
+        file = tmp_path / f"{n}.mil"
+        said = shape.format(n=more) if more else ""
+        file.write_text(text.format(more=said, out=out))
+        files.append(file)
+    assert "is not defined" in said_of(capsys, files[0], files[1])
+    assert "FlexibleShapeInformation" in said_of(capsys, files[2], files[3])
+
+
+def said_of(capsys, a, b):
+    return said(capsys, "ane", "diff", a, b, code=1)

@@ -6,6 +6,7 @@ Several programs become several functions of one package, which share equal weig
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import shutil
 import tempfile
@@ -87,17 +88,45 @@ def checked(path: Path) -> Path:
         got = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
         msg = "what is there is no Core ML package, and is not replaced"
         raise CoremlError(msg, where=path, got=got, do="give another name")
-    return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent):
+            return path
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> CoremlError:
+    msg, expected = "the package cannot be written there", "a folder that can be written"
+    return CoremlError(msg, where=path, expected=expected, got=error.strerror)
 
 
 def _placed(path: Path, write: Callable[[Path], object]) -> Path:
     checked(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
+        made, old = Path(folder) / path.name, Path(folder) / "old"
         with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar for each of its passes
             write(made)
-        if path.exists():
-            shutil.rmtree(path)
-        made.replace(path)
+        try:
+            _swap(made, path, old)
+        except OSError as error:
+            raise _unwritable(path, error) from error
     return path
+
+
+def _swap(made: Path, path: Path, old: Path) -> None:
+    """Puts the new one in the place of the old one, which stays if that fails."""
+    for _ in range(10):  # somebody else may be writing the same one
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(old)
+        try:
+            made.rename(path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            if old.exists() and not path.exists():
+                old.rename(path)
+    made.rename(path)

@@ -113,6 +113,11 @@ class CoremlModel:
             raise AneError(
                 error.what, domain=DOMAIN, where=error.where, text=str(error)
             ) from error
+        except OSError as error:
+            msg, do = "a program cannot be kept", "set XDG_CACHE_HOME to a folder with room"
+            raise AneError(
+                msg, domain=DOMAIN, where=self.package, text=str(error), do=do
+            ) from error
         self.driver.compiles += 1
 
     def load(self, qos: int = QOS) -> None:

@@ -195,7 +195,13 @@ def reader(
     files: Mapping[str, bytes | bytearray | memoryview],
 ) -> Callable[[Blob, Type], np.ndarray]:
     """Reads weights out of files that are given by their paths in the text of a program."""
-    opened = {path: BlobFile(data) for path, data in files.items()}
+    opened = {}
+    for path, data in files.items():
+        try:
+            opened[path] = BlobFile(data)
+        except BlobError as error:
+            error.where = path
+            raise
 
     def read(blob: Blob, kind: Type) -> np.ndarray:
         where = f"{blob.path}, offset {blob.offset}"

@@ -117,6 +117,11 @@ class _Walk:
 
     def all(self) -> list[Difference]:
         self.inputs()
+        told = [side.function.attributes for side in (self.a, self.b)]
+        for key in sorted(told[0].keys() | told[1].keys()):
+            said = [attributes.get(key) for attributes in told]
+            if said[0] != said[1]:
+                self.add(f"attribute {key}", "is another", *map(str, said))
         if len(self.a.outputs) != len(self.b.outputs):
             what = "another number of outputs"
             self.add("outputs", what, ", ".join(self.a.outputs), ", ".join(self.b.outputs))
@@ -151,7 +156,9 @@ class _Walk:
             self.constants(where, x, y)
         elif isinstance(x, _Result) and isinstance(y, _Result):
             self.results(x, y)
-        elif x is not None or y is not None:
+        elif x is None and y is None:
+            self.add(where, "is not defined", *self.told(one, two))
+        else:
             self.add(where, "comes from something else", *self.told(one, two))
 
     def results(self, x: _Result, y: _Result) -> None:

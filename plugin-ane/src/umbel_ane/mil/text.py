@@ -147,7 +147,8 @@ def _summary(function: Function) -> Iterator[str]:
     files = _weights(function)
     yield f"  weights: {sum(sum(sizes) for sizes in files.values()):,} bytes"
     for path, sizes in sorted(files.items()):
-        yield f"    {path}: {sum(sizes):,} bytes in {len(sizes)}"
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
+        yield f"    {shown}: {sum(sizes):,} bytes in {len(sizes)}"
 
 
 def _weights(function: Function) -> dict[str, list[int]]:

@@ -98,7 +98,8 @@ def shown(word: str) -> str:
     """A word as messages show it."""
     if word == END:
         return "the end of the text"
-    return word if len(word) <= 60 else word[:57] + "..."
+    word = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word[:60])
+    return word if len(word) < 60 else word[:57] + "..."
 
 
 def _decoded(source: bytes) -> str:
