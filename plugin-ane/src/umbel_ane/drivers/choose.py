@@ -26,14 +26,16 @@ def driver(kind: str = "auto") -> Driver:
     """The driver of that kind; "auto" takes the private API, or Core ML where that is not to be
     had, and says so. "simulator:NAME" is the simulator with that profile."""
     named, _, name = kind.partition(":")
+    if kind not in KINDS and not (named == "simulator" and name):
+        msg = "there is no such way to the Neural Engine"
+        raise OptionError(msg, expected=", ".join((*KINDS, "simulator:PROFILE")), got=kind)
     name = name if named == "simulator" else simulated() or ""
     if name:
         from umbel_ane.drivers.simulator import Simulator
 
+        if kind in ("private", "coreml"):
+            log.warning("the simulator stands for the Neural Engine, and not %s", kind)
         return Simulator(profile.load(name))
-    if kind not in KINDS:
-        msg = "there is no such way to the Neural Engine"
-        raise OptionError(msg, expected=", ".join((*KINDS, "simulator:PROFILE")), got=kind)
     _require_mac()
     if kind == "coreml":
         return _coreml()
@@ -65,7 +67,8 @@ def profile_of(chip: str, system: str) -> tuple[Profile, str]:
     >>> profile_of("h13g", "14.5")[0].name, profile_of("h16g", "27.0.1")[0].name
     ('m1', 'm4-macos27')
     """
-    major = int(system.partition(".")[0] or 0)
+    first = system.partition(".")[0]
+    major = int(first) if first.isdecimal() else 0
     if chip.startswith("h13"):
         return profile.load("m1"), f"{chip} is an M1"
     if chip.startswith("h16") and major >= 27:

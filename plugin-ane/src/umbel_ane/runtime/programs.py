@@ -185,6 +185,10 @@ class Programs:
             do = "take another device, and report it"
             self._faults[program.text] = fault = _fault(msg, program, error, do)
             raise fault() from error
+        except OSError as error:
+            msg = f"the files of {program.name} cannot be written"
+            where, do = error.filename or program.where, "make room there, or set TMPDIR"
+            raise DeviceError(msg, where=where, got=error.strerror, do=do) from error
         if verdict is not None and not verdict.passed:
             self._faults[program.text] = failed = _failed(program, verdict)
             raise failed()

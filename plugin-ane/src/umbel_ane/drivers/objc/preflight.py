@@ -50,8 +50,9 @@ def preflight(native: Native, methods: Sequence[Method] = CHECKED) -> tuple[Chec
 
 
 def require(checked: Sequence[Checked], system: str) -> None:
-    """Refuses a system whose methods are not those of the table."""
-    wrong = [c for c in checked if not c.fits]
+    """Refuses a system whose methods are not those of the table; what is not needed is done
+    without where it is another."""
+    wrong = [c for c in checked if c.method.required and not c.fits]
     if wrong:
         first = wrong[0]
         msg = f"the private API of {system} is not the one that is known: {first.method}"

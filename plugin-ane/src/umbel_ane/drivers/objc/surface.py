@@ -111,6 +111,9 @@ class Surface:
         self._check(self._functions.lock(reference, flags, None), "locked")
         try:
             base = self._functions.base(reference)
+            if not base:
+                msg = "a surface has no memory that can be seen"
+                raise AneError(msg)
             memory = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(base))
             memory.flags.writeable = not read_only
             yield memory
