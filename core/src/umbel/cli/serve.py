@@ -6,8 +6,9 @@ import argparse
 import copy
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from umbel.cli import common
 from umbel.errors import OptionError
@@ -170,19 +171,16 @@ def _loader(
     args: argparse.Namespace, path: Path
 ) -> Callable[[Collection[str]], Sequence[umbel.Model]]:
     def load(avoided: Collection[str]) -> list[umbel.Model]:
-        made: list[umbel.Model] = []
         asked = _left(args.device, avoided)
-        devices = asked.split(",")
-        try:
-            for i in range(args.replicas):
-                own: dict[str, Any] = {"parallel": args.parallel, "device": asked}
-                if args.replicas > 1:
-                    own["device"] = devices[i % len(devices)]
-                made.append(common.load(args, **own))
-        except BaseException:
-            for model in made:
-                model.close()
-            raise
+        each = asked.split(",") if args.replicas > 1 else [asked]
+        with ExitStack() as opened:  # all of them, or none
+            made = [
+                opened.enter_context(
+                    common.load(args, parallel=args.parallel, device=each[i % len(each)])
+                )
+                for i in range(args.replicas)
+            ]
+            opened.pop_all()
         return made
 
     return load

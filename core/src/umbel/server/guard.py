@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import logging
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -15,8 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umbel.server.errors import HttpError, response
 from umbel.server.limits import Limits
-
-log = logging.getLogger("umbel")
 
 OPEN = ("/", "/health", "/v1/health", "/favicon.ico")  # need no key
 OPEN_FOLDER = "/page/"

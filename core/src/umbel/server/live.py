@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from umbel.server import state
 from umbel.server.errors import HttpError, json_response
+from umbel.server.pool import Served
 
 
 async def live(request: Request) -> Response:
@@ -40,10 +41,7 @@ async def metrics(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     pool = state.of(request).pool
-    data = [
-        {"id": one.name, "object": "model", "created": one.created, "owned_by": "umbel"}
-        for one in pool.served.values()
-    ]
+    data = [_told(one) for one in pool.served.values()]
     return json_response({"object": "list", "data": data})
 
 
@@ -52,6 +50,9 @@ async def model(request: Request) -> Response:
     if name not in pool.served:
         msg = "there is no such model"
         raise HttpError(404, msg, code="model_not_found", got=name)
-    one = pool.served[name]
-    told = {"id": one.name, "object": "model", "created": one.created, "owned_by": "umbel"}
-    return json_response(told)
+    return json_response(_told(pool.served[name]))
+
+
+def _told(one: Served) -> dict[str, object]:
+    """A model as OpenAI's API lists it."""
+    return {"id": one.name, "object": "model", "created": one.created, "owned_by": "umbel"}

@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
         self.guard.draining = self.should_exit = True
 
 
-def config(guard: Guard, limits: Limits, **more: Any) -> uvicorn.Config:
+def config(guard: Guard, limits: Limits) -> uvicorn.Config:
     kind = type(
         "Protocol",
         (Protocol,),
@@ -103,7 +103,7 @@ def config(guard: Guard, limits: Limits, **more: Any) -> uvicorn.Config:
         "timeout_graceful_shutdown": limits.drain_seconds,
         "backlog": BACKLOG,
     }
-    return uvicorn.Config(guard, **{**settings, **more})
+    return uvicorn.Config(guard, **settings)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -61,14 +61,12 @@ class EventStream(Response):
         pieces: AsyncIterator[bytes],
         limits: Limits,
         held: AsyncExitStack,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status_code, self.background = 200, None
         self.pieces, self.limits, self.held = pieces, limits, held
         self._sending, self._at = False, time.monotonic()
         # proxies are not to hold back what is meant to be seen at once
-        kept = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})}
-        self.init_headers(kept)
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.held:
